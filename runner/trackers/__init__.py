@@ -1,1 +1,1 @@
-"""The trackers W&B and TensorBoard. A separate process sends them the run directory's rows and cannot disturb training."""
+"""Trackers: W&B and TensorBoard. A separate process passes them the rows of a run, so a failing tracker cannot stop training."""

@@ -20,14 +20,14 @@ class Sink(Protocol):
     """An open tracker. Its exceptions end the tracking but never the run."""
 
     def log(self, row: StepRow) -> None:
-        """Log one row of events.jsonl. `step` increases from call to call, and unknown figures are None."""
+        """Log one row of events.jsonl. `step` increases from call to call. Figures that are not known are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
-        """Log the run's summary.json (or {}), final state and reason for the state. Return once all data is written or sent."""
+        """Log the run's summary ({} if it has none), its final state, and the reason. Return once all data is written or sent."""
 
 
 class Tracker(Option):
-    """A destination for the figures of a run, in addition to the run directory."""
+    """A service or file format that receives the figures of a run in addition to the run directory."""
 
     kinds: ClassVar[dict[str, str]] = {
         "wandb": "meshrunner.runner.trackers.wandb:Wandb",
@@ -39,24 +39,24 @@ class Tracker(Option):
     affects: ClassVar[Affects] = Affects.NOTHING
 
     finish_timeout_s: float = Field(default=60, gt=0)
-    """Longest wait for the tracker after the end of the run, in seconds."""
+    """Maximum seconds to wait for the tracker after the run has ended."""
 
     @property
     def members(self) -> dict[str, Tracker]:
-        """The trackers by name. Each tracker has its own process, and a single tracker has the name ""."""
+        """The trackers by name; the name is "" unless there are several. Each tracker runs in its own process."""
         return {"": self}
 
     @property
     def active(self) -> bool:
-        """Whether runs are tracked. If runs are not tracked, no tracker process is started."""
+        """Whether to start a tracker process for each run."""
         return True
 
     @abstractmethod
     def open(self, run: RunRecord) -> Sink:
-        """Start tracking a run, in the tracker process. The process then logs all rows from step 1, also for a resumed run."""
+        """Start tracking a run. The tracker process calls this, then logs all rows from step 1, even if the run is resumed."""
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Track the table of an ended sweep. Return once the table is written or sent. Called only if a subclass overrides it."""
+        """Record the table of an ended sweep, and return once it is written or sent. Called only if a subclass overrides it."""
 
 
 class NoTracker(Tracker):
@@ -74,7 +74,7 @@ class Several(Tracker):
     """Several independent trackers. A tracker that fails or hangs does not affect the other trackers."""
 
     of: dict[str, Annotated[SerializeAsAny[Tracker], chosen(Tracker)]]
-    """Trackers by name, as set by `tracker=[wandb,tensorboard]`. `tracker.of.wandb.mode=online` changes a key."""
+    """Trackers by name. `tracker=[wandb,tensorboard]` sets them; `tracker.of.wandb.mode=online` changes a key of a tracker."""
 
     @model_validator(mode="after")
     def _check_members(self) -> Several:
@@ -96,6 +96,6 @@ class Several(Tracker):
 
 
 def tracker_of(record: RunRecord | SweepRecord) -> Tracker:
-    """Return the tracker that a record's configuration describes. Raises pydantic.ValidationError."""
+    """Return the tracker in a record's configuration. Raise pydantic.ValidationError if the configuration is invalid."""
     option: TypeAdapter[Tracker] = TypeAdapter(Annotated[Tracker, chosen(Tracker)])
     return option.validate_python(record.config.get("tracker"))

@@ -1,4 +1,4 @@
-"""Records of runs and sweeps for trackers, read from run and sweep directories."""
+"""The data that trackers need about runs and sweeps, read from run and sweep directories."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY, is_sweep, track
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The contents of a run directory that a tracker uses."""
+    """The data of a run directory that trackers use."""
 
     run_dir: Path
     config: dict[str, Any]
@@ -40,7 +40,7 @@ class RunRecord:
     name: str
     """The run directory's name."""
     group: str | None
-    """Date and varying keys of the sweep, `2026-01-31 14:05 parallelism x lr`; None for a single run."""
+    """Date and varying keys of the run's sweep, such as `2026-01-31 14:05 parallelism x lr`; None for a single run."""
     attempt: int
     """Number of the attempt, counted from 1. Attempts after the first resume the run."""
     run_id: str
@@ -63,33 +63,33 @@ class RunRecord:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the configuration and facts of the run. They are complete once this attempt has written its first row."""
+        """Return the run's configuration and its known facts. All are known once this attempt has written its first row."""
         return described(self.config, self.choices, self.run_dir)
 
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """The contents of an ended sweep's directory that a tracker uses."""
+    """The data of an ended sweep's directory that trackers use."""
 
     sweep_dir: Path
     group: str
-    """The tracker's name for the group of the sweep's runs."""
+    """Title of the sweep, under which a tracker groups its runs."""
     config: dict[str, Any]
     """The resolved configuration of the first run."""
     shared: dict[str, Any]
-    """The part of `RunRecord.describe` that all started runs share, and the keys `varies`, `baseline` and `runs` (a number)."""
+    """Entries of `RunRecord.describe` that are equal in all started runs, plus `varies`, `baseline` and `runs` (a number)."""
     tags: list[str]
     """Tags that all runs have."""
     rows: list[dict[str, Any]]
-    """Rows of the table as in `meshrunner compare --json`."""
+    """Rows of the comparison table, in the format of `meshrunner compare --json`."""
     findings: list[str]
     """The sentences that `meshrunner compare` prints above the table."""
     run_id: str
-    """Id of the tracker's run that shows the table. A resumed sweep keeps the id."""
+    """Id under which trackers store the table. The id stays the same if the sweep is resumed."""
 
     @classmethod
     def load(cls, sweep_dir: Path) -> SweepRecord:
-        """Read a sweep directory. Raises ConfigError if the directory contains no readable run."""
+        """Read a sweep directory. Raise ConfigError if it contains no readable run."""
         from meshrunner.runner.compare.comparison import compare_sweep
         from meshrunner.runner.compare.export import records
         from meshrunner.runner.compare.findings import findings
@@ -117,7 +117,7 @@ class SweepRecord:
 
 
 def ensure_run_id(folder: Path) -> str:
-    """Return the id of a run or of a sweep's table from tracker.json. If the file has no id, write a new id."""
+    """Return the id in a run's or sweep's tracker.json. If the file has no id, write a new one to it first."""
     run_id = read_tracking(folder).run_id
     if run_id is None:
         run_id = secrets.token_hex(4)
@@ -126,17 +126,17 @@ def ensure_run_id(folder: Path) -> str:
 
 
 def read_tracking(folder: Path, member: str = "") -> Tracking:
-    """Read the state of a tracker from a run or sweep directory. `member` is the tracker's name if there are several."""
+    """Read a tracker's state from a run or sweep directory. If there are several trackers, `member` is the tracker's name."""
     return Tracking.read(tracking(folder, member))
 
 
 def update_tracking(folder: Path, member: str = "", **changes: Any) -> None:
-    """Write new values for some keys of a tracker's state."""
+    """Change some keys of a tracker's stored state."""
     (read_tracking(folder, member) | changes).write(tracking(folder, member))
 
 
 def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path) -> dict[str, Any]:
-    """Return a run's nested configuration with `auto` resolved, and the known facts about the run as additional keys."""
+    """Return a run's nested configuration with `auto` resolved, plus one key for each known fact about the run."""
     environment, summary = Environment.read(run_dir / ENVIRONMENT), Summary.read(run_dir / SUMMARY)
     versions = environment.packages | {"python": environment.python}
     facts = {
@@ -164,7 +164,7 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
 
 
 def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the nested keys that have the same value in both configurations."""
+    """Return the part of two nested configurations in which the values are equal."""
     found = {}
     for key, value in one.items():
         if isinstance(value, dict) and isinstance(other.get(key), dict):
@@ -175,14 +175,14 @@ def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def tags(choices: Mapping[str, str]) -> list[str]:
-    """Return each option that is not its group's default as `group=option`, cut to the 64 characters that W&B accepts."""
+    """Return a tag `group=option` for each option that is not its group's default, cut to 64 characters, W&B's limit."""
     usual = shipped.defaults()
     own = {group: option for group, option in choices.items() if group != "tracker"}
     return [f"{group}={option}"[:64] for group, option in own.items() if option != usual.get(group)]
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """Return the known settings of a described run with flat keys. The key of an option is its group, not `GROUP.kind`."""
+    """Return the known settings in a result of `described`, by dotted key. An option's key is its group, not `GROUP.kind`."""
     options, versions = description.get("options", {}), description.get("versions", {})
     no_settings = ("directory", "host", "options", "versions")
     flat = flatten({key: value for key, value in description.items() if key not in no_settings})

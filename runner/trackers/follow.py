@@ -1,6 +1,7 @@
-"""The tracker process. It passes rows of `events.jsonl` to a tracker until the run has ended.
+"""The tracker process: passes the rows of `events.jsonl` to a tracker until the run has ended.
 
-It reads only the directory, so it can also track a run or sweep that has already ended. MEMBER names one of several trackers.
+The process reads only the directory, so it can also track a run or sweep that has already ended. If several trackers are set,
+MEMBER names the one to use; by default all are used.
 
     python -m meshrunner.runner.trackers.follow RUN_OR_SWEEP_DIR [MEMBER]
 """
@@ -26,10 +27,10 @@ POLL_S = 0.5
 
 class RowBuffer:
     """
-    A buffer that returns one row per step while a run is being executed.
+    A buffer that returns exactly one row for each step of a run in progress.
 
-    A resumed run repeats the steps after its checkpoint, and only the last row of a step is valid. The buffer therefore holds a
-    row of an earlier attempt back until this attempt has passed the row's step or the run has ended.
+    A resumed run repeats the steps after its checkpoint, and only the last row written for a step is valid. The buffer therefore
+    holds back rows of earlier attempts until this attempt has reached their step or the run has ended.
     """
 
     def __init__(self, run_dir: Path, attempt: int) -> None:
@@ -39,7 +40,7 @@ class RowBuffer:
         self._last_step = 0  # the last step of this attempt
 
     def read(self, final: bool) -> list[StepRow]:
-        """Return the new rows that no later row can replace, sorted by step. If `final`, return all remaining rows."""
+        """Return the new rows that can no longer be replaced, sorted by step. If `final`, return all remaining rows."""
         for row in self._tail.read():
             while self._held and next(reversed(self._held)) >= row.step:
                 self._held.popitem()  # a row of an earlier attempt, now out of date
@@ -51,7 +52,7 @@ class RowBuffer:
 
 
 def main(folder: str, member: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
-    """Run the tracker process of a `TrackerHandle`."""
+    """Run a tracker in the process that a `TrackerHandle` starts, then exit the process."""
     forkserver.enter(tracker_log(Path(folder), member), environment, path)
     os.nice(19)  # the lowest priority, so that the tracker does not slow the measured training
     code = run_tracker(Path(folder), ended, member)
@@ -62,10 +63,10 @@ def main(folder: str, member: str, ended: Connection | None, environment: dict[s
 
 def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:
     """
-    Track a run until it has ended, or track the table of a sweep. Return the exit code.
+    Track a run until it has ended, or record the table of an ended sweep. Return the exit code.
 
-    A run has ended when `ended` becomes readable. If `ended` is None, a run has ended when its state is final. An exception of
-    the tracker is printed to stderr and recorded in tracker.json.
+    `ended` becomes readable when the run has ended; if `ended` is None, the run has ended once its state is final. If the tracker
+    raises, the exception is printed to stderr and recorded in tracker.json.
     """
     try:
         update_tracking(folder, member, phase="opening", warning=None)
@@ -105,7 +106,7 @@ def _track_run(run: RunRecord, tracker: Tracker, ended: Connection | None, membe
 
 
 def track_again(folder: Path, *members: str) -> int:
-    """Track an ended run or sweep again with the named trackers, or with all trackers by default. Return the exit code."""
+    """Track an ended run or sweep again, with the trackers in `members` or, if none is given, with all. Return the exit code."""
     record = SweepRecord.load(folder) if is_sweep(folder) else RunRecord.load(folder)
     return max(run_tracker(folder, member=member) for member in members or tracker_of(record).members)
 

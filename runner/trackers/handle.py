@@ -1,4 +1,4 @@
-"""Starts and ends tracker processes: `Trackers(folder, tracker)`, later `finish_or_warn(...)`."""
+"""Starts and stops tracker processes: `Trackers(folder, tracker)` starts them and `finish_or_warn(...)` waits for them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from meshrunner.runner.trackers.base import Tracker
 from meshrunner.runner.trackers.description import ensure_run_id, read_tracking, update_tracking
 
 TRACKER_GRACE_S = 2.0
-"""Seconds from END_SIGNAL to SIGKILL."""
+"""Seconds between END_SIGNAL and SIGKILL when a tracker process is stopped."""
 
 
 class TrackerHandle:
-    """A tracker process for a run or for a sweep's table. The process can neither raise in the launcher nor outlive it."""
+    """The tracker process of a run or ended sweep. Its errors never reach the launcher, and it does not outlive the launcher."""
 
     def __init__(self, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> None:
-        """Start the tracker of a claimed run or an ended sweep. `finish` reports a failed start, and waits up to `timeout_s`."""
+        """Start the process for a run that this launcher executes or for an ended sweep. `finish` reports a failed start."""
         self._folder = folder
         self._subject = "sweep" if is_sweep(folder) else "run"
         self._tracker = tracker
@@ -58,14 +58,14 @@ class TrackerHandle:
         self.process = process
 
     def end(self) -> None:
-        """Tell the tracker that the run has ended. Its status.json, events.jsonl and summary.json must be complete."""
+        """Tell the tracker that the run has ended. The run's status.json, events.jsonl and summary.json must be complete."""
         if self._end_of_run is not None:
             self._end_of_run.close()
             self._end_of_run = None
             self._deadline = time.monotonic() + self._timeout_s
 
     def finish(self) -> str | None:
-        """Wait for the tracker until `timeout_s` after `end`, then stop it. Return a warning, or None if the tracker finished."""
+        """Wait for at most `timeout_s` after `end`, then stop the tracker. Return None if it finished, otherwise a warning."""
         self.end()
         if self.process is not None:
             try:
@@ -111,7 +111,7 @@ class TrackerHandle:
 
 
 class Trackers:
-    """The tracker processes of a run or of a sweep's table: one process per active tracker."""
+    """The tracker processes of a run or ended sweep, one per active tracker."""
 
     def __init__(self, folder: Path, tracker: Tracker) -> None:
         limit = tracker.finish_timeout_s
@@ -121,7 +121,7 @@ class Trackers:
         ]
 
     def finish_or_warn(self, ended: str) -> None:
-        """Wait for all trackers and print their warnings. If the user interrupts, print a warning that begins with `ended`."""
+        """Wait for all trackers and print their warnings. If interrupted by the user, print only one that begins with `ended`."""
         try:
             for handle in self.handles:
                 handle.end()

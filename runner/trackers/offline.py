@@ -21,14 +21,14 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class OfflineRun:
-    """A run or sweep directory, and the `.wandb` file that W&B recorded offline in it."""
+    """A W&B run that was recorded offline: the run or sweep directory, and the `.wandb` file in it."""
 
     folder: Path
     record: Path
 
     @property
     def uploaded(self) -> bool:
-        """Whether W&B marked the record as uploaded after the last write to the record."""
+        """Whether the whole record is uploaded: W&B's `.synced` mark is not older than the record."""
         try:
             return self.record.with_suffix(".wandb.synced").stat().st_mtime_ns >= self.record.stat().st_mtime_ns
         except FileNotFoundError:
@@ -36,7 +36,7 @@ class OfflineRun:
 
 
 def find_offline_runs(folder: Path) -> list[OfflineRun]:
-    """Return the offline runs of all run and sweep directories at or below a folder, sorted by path."""
+    """Return the offline runs in all run and sweep directories at or below a directory, sorted by path."""
     found = []
     for path, below, _ in os.walk(folder):
         here = Path(path)
@@ -48,14 +48,14 @@ def find_offline_runs(folder: Path) -> list[OfflineRun]:
 
 
 def server() -> str:
-    """Return the address of the W&B server from the environment or the settings of wandb."""
+    """Return the URL of the W&B server, as set in the environment or in wandb's settings."""
     import wandb
 
     return str(wandb.setup().settings.base_url)
 
 
 def silence(url: str) -> str:
-    """Return the reason that a server does not answer, or "" if the server answers. wandb itself would retry for hours."""
+    """Return the reason why a server does not answer, or "" if it answers. wandb itself would retry for hours."""
     try:
         urlopen(Request(url, method="HEAD"), timeout=10).close()
     except HTTPError:
@@ -66,7 +66,7 @@ def silence(url: str) -> str:
 
 
 def upload(runs: Sequence[OfflineRun], done: Callable[[OfflineRun], None]) -> str:
-    """Upload runs with `wandb sync`, calling `done` with each uploaded run. Return the last line of the command's output."""
+    """Upload runs with `wandb sync`, and call `done(run)` after each upload. Return the last line that the command printed."""
     command = [sys.executable, "-m", "wandb", "sync", *(str(run.record.parent) for run in runs)]
     environment = os.environ | {"WANDB_ERROR_REPORTING": "false"}
     left = list(runs)

@@ -17,13 +17,13 @@ from meshrunner.runner.trackers.base import Sink, Tracker
 from meshrunner.runner.trackers.description import RunRecord, settings
 
 VERBATIM = "    "
-"""Prefix of lines that Markdown shows unchanged."""
+"""Indentation that makes Markdown show a line unchanged."""
 NO_CHART = ("step", "attempt", "time", "profiled")
-"""Keys of a row that are not drawn as curves. `time` becomes the wall time of the row's events."""
+"""Keys of a row that get no curve. `time` is used as the wall time of the row's events."""
 
 
 class TensorBoard(Tracker):
-    """Event files in `RUN_DIR/tensorboard`. The HParams tab has a separate file in `RUN_DIR/tensorboard/hparams`."""
+    """Event files in `RUN_DIR/tensorboard`, with a separate file for the HParams tab in `RUN_DIR/tensorboard/hparams`."""
 
     def open(self, run: RunRecord) -> Sink:
         # Each attempt writes all rows, so files of earlier attempts would draw steps twice.
@@ -34,9 +34,9 @@ class TensorBoard(Tracker):
 
 class TensorBoardRun:
     """
-    The event files of a run: `tensorboard` with curves and texts, `tensorboard/hparams` with settings and final figures.
+    The event files of a run: curves and texts in `tensorboard`, settings and final figures in `tensorboard/hparams`.
 
-    The files are separate because the HParams tab treats every scalar in the file of the settings as a result.
+    The files are separate because the HParams tab shows every scalar in the settings file as a metric.
     """
 
     def __init__(self, run: RunRecord) -> None:
@@ -64,7 +64,7 @@ class TensorBoardRun:
             file.close()
 
     def _begin_hparams(self) -> EventFile:
-        """Return the file for the HParams tab. The first call creates the file and records the run's settings."""
+        """Return the file for the HParams tab. On the first call, create it and write the run's settings to it."""
         if self._hparams is None:
             self._hparams = EventFile(self._run.run_dir / HPARAMS)
             self._hparams.session_start(settings(self._run.describe()))
@@ -72,7 +72,7 @@ class TensorBoardRun:
 
 
 class EventFile:
-    """The event file in a directory, with scalars, Markdown texts, and the start and end of a session for the HParams tab."""
+    """A TensorBoard event file: scalars, Markdown texts, and the start and end of a session for the HParams tab."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

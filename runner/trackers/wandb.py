@@ -1,6 +1,6 @@
 """tracker=wandb: Weights & Biases. The default mode, offline, needs neither an account nor a network.
 
-A sweep is a W&B group with one W&B run per run. At its end, a W&B run of job type `comparison` receives the table.
+The W&B runs of a sweep form a W&B group. When the sweep ends, its table is logged to a W&B run of job type `comparison`.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from meshrunner.runner.trackers.description import RunRecord, SweepRecord
 
 COMPARISON = "comparison"
-"""Job type of the W&B run with a sweep's table, and the key of the table."""
+"""Job type of the W&B run that holds a sweep's table. The table is logged under the same name."""
 NO_CHART = ("train/tokens", "step", "time", "attempt", "profiled")
-"""Keys of a row that W&B draws no chart for."""
+"""Keys of a row for which W&B draws no chart."""
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class Wandb(Tracker):
-    """A W&B run in `RUN_DIR/wandb`, with the same id for all attempts."""
+    """W&B runs, one per run, with files in `RUN_DIR/wandb`. All attempts of a run share one W&B id."""
 
     mode: Literal["offline", "online", "disabled"] = "offline"
-    """offline: `meshrunner sync DIR` uploads the run later; online: needs `wandb login` or WANDB_API_KEY."""
+    """offline: upload later with `meshrunner sync DIR`; online: needs `wandb login` or WANDB_API_KEY; disabled: no tracking."""
     project: str = Field(default="meshrunner", pattern=r"^[^/\\#?%:]{1,128}$")
     """The W&B project."""
     entity: str | None = None
     """W&B user or team; null: the account's default."""
     group: str | None = None
-    """Group of runs; null: date and varying keys of the sweep (`2026-01-31 14:05 parallelism x lr`), or no group."""
+    """W&B group; null: date and varying keys of the sweep (`2026-01-31 14:05 parallelism x lr`), no group for a single run."""
     job_type: str | None = "train"
-    """Job type of the run within its group."""
+    """W&B job type of the run."""
     tags: list[Tag] = []
-    """Tags in addition to the options that are not the default (`parallelism=fsdp1`, ...)."""
+    """Additional tags. Each option that is not its group's default (`parallelism=fsdp1`) is always a tag."""
     name: str | None = None
     """Name of the W&B run; null: name of the run directory."""
 
@@ -52,7 +52,7 @@ class Wandb(Tracker):
         return self.mode != "disabled"
 
     def open(self, run: RunRecord) -> Sink:
-        """Open a W&B run. Raises wandb.errors.Error if there is no API key or if the server does not answer within 90 s."""
+        """Open a W&B run. Online, raise wandb.errors.Error if there is no API key or the server does not answer within 90 s."""
         started = self._start(
             run.run_dir,
             run.run_id,
@@ -88,7 +88,7 @@ class Wandb(Tracker):
         WandbRun(started, lambda: sweep.shared).finish({"findings": sweep.findings}, "completed", "")
 
     def _start(self, folder: Path, run_id: str, *, group: str | None, **settings: Any) -> Any:
-        """Start or resume the W&B run `run_id` in a run or sweep directory. Return the object from `wandb.init`."""
+        """Start or resume the W&B run `run_id`, with its files in a run or sweep directory. Return the result of `wandb.init`."""
         if self.mode == "offline":
             os.environ["WANDB_ERROR_REPORTING"] = "false"  # wandb-core would report its own crashes
         for name in [name for name in os.environ if name.startswith("SLURM_") and is_secret(name)]:
@@ -116,7 +116,7 @@ class Wandb(Tracker):
 
 
 class WandbRun:
-    """An open W&B run. `describe` returns the configuration to log. This configuration is complete once the run has a row."""
+    """An open W&B run. `describe` returns the configuration to log, including all facts known so far about the run."""
 
     def __init__(self, run: Any, describe: Callable[[], dict[str, Any]]) -> None:
         self._run = run
@@ -151,6 +151,6 @@ class WandbRun:
         wandb.teardown()  # waits for wandb-core to end
 
     def _check(self) -> None:
-        """Raise RuntimeError if wandb-core has ended, because wandb would then hang or fail later with a socket error."""
+        """Raise RuntimeError if wandb-core has ended. Without this check, wandb would hang or fail later with a socket error."""
         if not all(map(is_alive, self._core)):
             raise RuntimeError("wandb-core, the process that writes and sends for W&B, ended before the run did")
