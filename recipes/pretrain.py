@@ -1,4 +1,4 @@
-"""Pretraining: assemble model, mesh, optimizer and loader, then train. Every worker runs it.
+"""Pretraining: assemble model, mesh, optimizer and loader, then train. Every worker runs this code.
 
     train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
 
@@ -48,9 +48,9 @@ Batch = tuple[Tensor, Tensor]
 
 def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn.Module, list[Trainable], int]:
     """
-    Build the network on meta, distribute it over the devices and initialise it.
+    Build the network on the meta device, distribute it over the devices and initialise it.
 
-    Return the model, the parameters that are not frozen, and the number of all parameters of the full model.
+    Return the model, its trainable parameters, and the total number of parameters of the full model.
     """
     layout = recipe.parallelism
     # 1. Build on meta, where any model fits. Float8 replaces linear layers before anything refers to them.
@@ -81,8 +81,8 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
     """
     Apply activation checkpointing and compilation to the blocks and the loss, in place.
 
-    If `inside_compile`, the compiled code contains the recomputation. The compiler must see a selective policy, but it must not
-    see fully recomputed blocks, because 2-d layouts then fail.
+    If `inside_compile`, blocks are compiled together with their recomputation. Selective checkpointing requires this. Full
+    checkpointing must stay outside the compiled code, because 2-d layouts would fail.
     """
     recompute, compilation = recipe.activation_checkpoint, recipe.compile
     recompute.configure()
@@ -106,7 +106,7 @@ class Prepared(NamedTuple):
     """The objects that the training loop needs."""
 
     recipe: Recipe
-    """The recipe with `auto` resolved, and with the global batch of a resumed run."""
+    """The recipe with `auto` resolved and, in a resumed run, with a null global_batch replaced."""
     model: nn.Module
     trained: list[Trainable]
     optimizer: Optimizer
@@ -114,7 +114,7 @@ class Prepared(NamedTuple):
     loader: Loader
     global_batch: int
     done: int
-    """The last step of the checkpoint, or 0 if there is no checkpoint."""
+    """The step of the loaded checkpoint, or 0 if none was loaded."""
     consumed: Consumed
 
 
@@ -182,7 +182,7 @@ def train(
     stop_requested: Callable[[], bool] | None = None,
 ) -> tuple[nn.Module, int]:
     """
-    Train up to step `recipe.steps` or until a stop is requested on any rank. The last step is saved if checkpoints are on.
+    Train up to step `recipe.steps` or until a stop is requested on any rank. If checkpoints are on, the last step is saved.
 
     Return the trained model and the last completed step.
 
@@ -223,7 +223,7 @@ def train(
 def update(
     recipe: Recipe, model: nn.Module, trained: list[Trainable], optimizer: Optimizer, batches: list[Batch], lr: float
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and further figures, all 0-d."""
+    """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and other figures as 0-d tensors."""
     loss = backward(recipe, model, batches)
     grad_norm = global_norm(trained, loss.device)
     if recipe.max_grad_norm is not None:

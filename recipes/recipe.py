@@ -33,11 +33,11 @@ class Recipe(Section):
     parallelism: Annotated[SerializeAsAny[Parallelism], chosen(Parallelism)]
     """Distribution of the model over devices: the mechanism and the degrees."""
     wrap: Annotated[SerializeAsAny[Wrap], chosen(Wrap)]
-    """Choice of units: modules whose parameters FSDP gathers and frees together."""
+    """Units: modules whose parameters FSDP gathers and frees together."""
     activation_checkpoint: Annotated[SerializeAsAny[ActivationCheckpoint], chosen(ActivationCheckpoint)]
-    """Choice of activations to recompute in backward instead of keeping them in memory."""
+    """Activations to recompute in backward instead of keeping them in memory."""
     compile: Annotated[SerializeAsAny[Compile], chosen(Compile)]
-    """Choice of the parts of the model that torch.compile compiles."""
+    """Parts of the model that torch.compile compiles."""
     precision: Annotated[SerializeAsAny[Precision], chosen(Precision)]
     """dtypes of compute and of the gradient reduction; master weights are fp32. auto: bf16 on CUDA, fp32 on CPU."""
     loss: Annotated[SerializeAsAny[Loss], chosen(Loss)]
@@ -47,16 +47,16 @@ class Recipe(Section):
     lr_schedule: Annotated[SerializeAsAny[LRSchedule], chosen(LRSchedule)]
     """Factor that optimizer.lr is multiplied by at each step."""
     data: Annotated[SerializeAsAny[Data], chosen(Data)]
-    """Tokens to train on: the text, the tokenizer and the order."""
+    """Tokens to train on: the text, its tokenizer, and the order of sequences."""
     checkpoint: Annotated[SerializeAsAny[Checkpoint], chosen(Checkpoint)]
-    """Checkpoints: how often to save a checkpoint, and which checkpoint to start from."""
+    """Interval between saved checkpoints, and the checkpoint to start from."""
 
     steps: Annotated[Count, Affects.FIGURES]
     """Optimizer steps."""
     seed: Annotated[int, whole(at_least=0, at_most=2**62), Affects.CHANCE]
     """Seed of the initial weights and of the data order."""
     deterministic: bool = False
-    """Whether to use only deterministic algorithms: the same layout on the same devices gives the same bits. Slower on GPUs."""
+    """Whether to use only deterministic algorithms: a layout gives bitwise equal results on equal devices. Slower on GPUs."""
     seq_len: Annotated[int, whole(at_most=2**24)]
     """Tokens per sequence."""
     micro_batch: Annotated[int, whole(at_most=2**16), Affects.SPEED]
@@ -88,9 +88,9 @@ class Recipe(Section):
 
     def resumed_from(self, record: Record) -> Self:
         """
-        Return this recipe resumed from a checkpoint. A null global_batch takes the checkpoint's value for any number of ranks.
+        Return this recipe resumed from a checkpoint. If global_batch is null, use the checkpoint's, whatever the number of ranks.
 
-        Raises ConfigError if the checkpoint is from another model or from a step after the last step of this run.
+        Raise ConfigError if the checkpoint is of another model or its step is after the last step of this run.
         """
         changed = differences(record.config["model"], self.model.model_dump(mode="json"), "model")
         if lines := "".join(

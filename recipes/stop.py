@@ -12,7 +12,7 @@ class StopAgreement:
     """
     A non-blocking agreement among ranks to stop if `requested()` is true on any rank.
 
-    After every step, the ranks start an asynchronous all-reduce over gloo and read the previous one, which is usually complete.
+    After every step, the ranks read the result of the previous all-reduce, usually without waiting, and start another over gloo.
     """
 
     def __init__(self, requested: Callable[[], bool]) -> None:

@@ -34,7 +34,7 @@ class Precision(Option):
 
     @property
     def fp32_matmul(self) -> Literal["highest", "high"]:
-        """Argument with which every worker calls torch.set_float32_matmul_precision."""
+        """Argument that every worker passes to torch.set_float32_matmul_precision."""
         return "highest"
 
     @property
@@ -55,7 +55,7 @@ class Precision(Option):
         """Replace modules of a network on the meta device with converted modules that have the same parameters."""
 
     def after_step(self, model: nn.Module) -> None:
-        """Update state that depends on the parameters, after every optimizer step."""
+        """Update state that depends on the parameters. Called after every optimizer step."""
 
     @property
     def param_dtype(self) -> torch.dtype | None:
@@ -97,7 +97,7 @@ class FP32(Precision):
 class BF16(Precision):
     """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32.
 
-    `single` and `ddp` gather no parameters. Their autocast runs matmuls and attention in bf16, other operations in fp32.
+    `single` and `ddp` gather no parameters. Under autocast, matmuls and attention run in bf16 and other operations in fp32.
     """
 
     compute: ClassVar[str] = "bf16"
@@ -123,7 +123,7 @@ class BF16(Precision):
 
 
 class Float8(BF16):
-    """Inputs, weights and output gradients of linear layers are scaled and cast to float8 for each matmul."""
+    """For each matmul of a linear layer, inputs, weights and output gradients are scaled and cast to float8."""
 
     scaling: Literal["tensorwise", "rowwise"]
     """One scale per tensor (fastest) or per row (more accurate)."""
@@ -132,7 +132,7 @@ class Float8(BF16):
     skip: list[str]
     """Patterns for the names of linear layers that stay in bf16."""
     emulate: bool
-    """Round to float8 but multiply in bf16, on any device. This is for tests, and no faster than bf16."""
+    """Round to float8 but multiply in bf16, on any device. Meant for tests; no faster than bf16."""
 
     @property
     def compute(self) -> str:  # type: ignore[override]
@@ -195,7 +195,7 @@ class Float8(BF16):
 
 
 class AutoPrecision(Precision):
-    """bf16 on CUDA, fp32 on CPU. The machine that runs decides, and environment.json records the decision."""
+    """bf16 on CUDA, fp32 on CPU. The choice is made on the machine that executes the run, and environment.json records it."""
 
     def on(self, device_type: str) -> Precision:
         return BF16(kind="bf16") if device_type == "cuda" else FP32(kind="fp32")

@@ -30,9 +30,9 @@ SPEED_OF_CPU = {
 }
 """CPU constants from which the search starts. The matmul rate is absent, because runs measure it for MFU."""
 DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
-"""Data-sheet rates of a GPU. They must be equal in all runs, because the fit finds fractions of them."""
+"""Data-sheet rates of a GPU. They must be equal in all runs, because fitted constants are fractions of these rates."""
 FEWEST = 2
-"""Fewest combinations that a fit needs."""
+"""Minimum number of combinations for a fit."""
 ROUGH = 0.7
 """Share of the measured matmul rate that a model's matmuls are assumed to reach when the search begins."""
 
@@ -45,11 +45,11 @@ class Calibration:
     left_out_errors: list[float]
     """Error of each run's predicted speed in percent, with constants fitted to the other runs only."""
     left_out: dict[str, str]
-    """Combination -> reason why the fit does not use it."""
+    """Reasons why combinations are left out of the fit, by name of the combination."""
     before: GPU | CPU
-    """Device with the constants before the fit."""
+    """The device with the constants from before the fit."""
     hardware: GPU | CPU
-    """Device with the fitted constants."""
+    """The device with the fitted constants."""
     fitted: Fitted
 
     def as_json(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Calibration:
 
 
 def calibrate_device(folders: Sequence[Path]) -> Calibration:
-    """Fit the device's constants to all runs in `folders`. Raise ConfigError for too few combinations or several devices."""
+    """Fit the device's constants to all runs in `folders`. Raise ConfigError if combinations are too few or devices differ."""
     comparison = compare_runs(read_runs(folders))
     candidates: list[_Candidate] = []
     left_out: dict[str, str] = {}
@@ -106,7 +106,7 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
 
 
 class _Candidate(NamedTuple):
-    """Combination with a measured speed, as it was executed."""
+    """A combination as it was executed, and its measured speed."""
 
     name: str
     wps: float
@@ -114,7 +114,7 @@ class _Candidate(NamedTuple):
     device: ExpectedDevices
     """Device of the run. A CPU's name includes the number of threads per worker, because its rates depend on that number."""
     matmul_rate: dict[str, float]
-    """ROUGH x the matmul rate measured in the run's dtype, by key of `CPUSpeed`. Empty for a GPU."""
+    """On a CPU: for the key in `CPUSpeed` of the run's dtype, ROUGH x the measured matmul rate. Empty for a GPU."""
 
 
 def _candidate(name: str, row: Row) -> _Candidate:
@@ -146,7 +146,7 @@ def _candidate(name: str, row: Row) -> _Candidate:
 
 
 def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
-    """Raise ConfigError if the combinations are fewer than FEWEST."""
+    """Raise ConfigError if there are fewer combinations than FEWEST."""
     if combinations < FEWEST:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
         many = f"{combinations} combination{'s' * (combinations != 1)}"
@@ -156,7 +156,7 @@ def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
 
 
 def _device(candidates: Sequence[_Candidate]) -> GPU | CPU:
-    """Return the device of all runs. A CPU gets every matmul rate that at least one run measured."""
+    """Return the device that all runs used. Set each matmul rate of a CPU that at least one run measured."""
     names = list(dict.fromkeys(each.device.name for each in candidates))
     if len(names) > 1:
         raise ConfigError(

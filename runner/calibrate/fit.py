@@ -20,7 +20,7 @@ from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.predict import Workload
 
 NOISE_OF_GPU, NOISE_OF_CPU = 0.02, 0.05
-"""Standard deviation of the logarithm of a measured speed, including errors of the device's model."""
+"""Standard deviation of the logarithm of a measured speed. It includes errors of the method of prediction."""
 
 
 class FittedConstant(NamedTuple):
@@ -33,7 +33,7 @@ class FittedConstant(NamedTuple):
     most: float = math.inf
     """Largest value that the constant can take."""
     coupled: str = ""
-    """Key of another constant that changes by the same factor, or empty."""
+    """Key of another constant that is scaled by the same factor, or empty if there is none."""
 
 
 OF_GPU = (
@@ -52,13 +52,13 @@ OF_CPU = (
     FittedConstant("speed.collective_s", 1.0),
     FittedConstant("speed.jitter", 1.0),
 )
-"""Constants to fit. The first two must be the matmul speed and the memory speed, see `Fitted.ratio_unknown`."""
+"""Constants to fit. `Fitted.ratio_unknown` requires that the first two are the matmul speed and the memory speed."""
 TOLD_APART = 0.5
 """Largest `Fitted.ratio_unknown` at which runs separate matmul speed from memory bandwidth."""
 
 
 class MeasuredRun(NamedTuple):
-    """Combination with a measured speed."""
+    """A combination with a measured speed."""
 
     name: str
     workload: Workload
@@ -66,7 +66,7 @@ class MeasuredRun(NamedTuple):
     """Measured words per second and device."""
 
     def error_pct(self, hardware: GPU | CPU) -> float:
-        """Return the error of the speed predicted for a device, in percent."""
+        """Return the percentage by which the speed predicted for a device exceeds the measured speed."""
         return 100 * (self.workload.wps(hardware) / self.wps - 1)
 
 
@@ -76,9 +76,9 @@ class Fitted(NamedTuple):
     hardware: GPU | CPU
     """Device with the fitted constants."""
     unknown: dict[str, float]
-    """Share of the prior standard deviation of each constant's logarithm that remains after the fit, by key."""
+    """For each key: the standard deviation of the constant's logarithm after the fit, divided by that before the fit."""
     ratio_unknown: float
-    """Share that remains for the ratio of matmul to memory speed. The ratio decides how eager and compiled speeds differ."""
+    """The same quotient for matmul speed / memory speed. This ratio decides how eager and compiled speeds differ."""
 
     @property
     def tells_apart(self) -> bool:
@@ -96,7 +96,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
         return scaled(hardware, {each.key: math.exp(x) for each, x in zip(constants, logarithms, strict=True)})
 
     def residuals(logarithms: Any) -> Any:
-        """Return differences of logarithms in standard deviations [runs + constants]."""
+        """Return differences of logarithms divided by their standard deviations, [runs + constants]."""
         device = with_factors(logarithms)
         errors = [math.log(each.workload.wps(device) / each.wps) for each in runs]
         return np.concatenate([np.array(errors) / noise, logarithms / priors])
@@ -131,7 +131,7 @@ def constant(hardware: GPU | CPU, key: str) -> float:
 
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
-    """Return the option with constants and their coupled constants multiplied by factors, up to their largest values."""
+    """Return the option with constants, and those coupled to them, multiplied by factors and limited to their `most`."""
     for each in (*OF_GPU, *OF_CPU):
         for key in filter(None, (each.key, each.coupled)):
             factor = factors.get(key, factors.get(each.key))
@@ -143,7 +143,7 @@ def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
 
 
 def _constants(hardware: GPU | CPU) -> list[FittedConstant]:
-    """Return the constants to fit. Omit constants that are zero, and replace an unknown constant by its coupled constant."""
+    """Return the constants to fit. Leave out constants that are zero, and replace an unknown constant by its coupled one."""
     known = (
         each if attrgetter(each.key)(hardware) is not None else each._replace(key=each.coupled)
         for each in (OF_GPU if isinstance(hardware, GPU) else OF_CPU)

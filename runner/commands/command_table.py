@@ -209,4 +209,4 @@ _COMMANDS = (
 )
 
 COMMANDS = {command.verb: command for command in _COMMANDS}
-"""Verb -> its declaration, in the order of `meshrunner --help`."""
+"""Declarations by verb, in the order of `meshrunner --help`."""

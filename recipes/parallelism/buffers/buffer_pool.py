@@ -54,7 +54,7 @@ class BufferPool:
     each unit has a fixed range in an arena. Every request checks that no other buffer uses the range, so a wrong plan raises an
     error instead of corrupting data.
 
-    On a GPU, a buffer may still be read when FSDP2 releases it. It makes the stream that fills the next one wait for the read.
+    On a GPU, a buffer may still be read when FSDP2 releases it, so FSDP2 makes the stream that fills the next buffer wait.
     """
 
     def __init__(self, place: Callable[[Schedule], Plan], in_flight: InFlight) -> None:
