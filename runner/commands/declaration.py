@@ -69,7 +69,7 @@ class Command:
     A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`.
 
     A verb that takes Hydra overrides can be called with overrides or `arguments`, but not both. `fails_if` explains exit status
-    1; it is empty if the verb never returns 1. A verb that `executes` runs writes run directories; others only print results.
+    1; it is empty if the verb never returns 1. If `executes`, the verb writes run directories; otherwise it only prints results.
     """
 
     def __init__(

@@ -20,13 +20,13 @@ from meshrunner.runner.rundir.files import SWEEP
 UNTESTED = "(not tested)"
 """Mark of an untested difference: the row or its baseline has fewer than REPEATS runs. Cells with this mark are grey."""
 LISTED = 8
-"""Maximum rows to name per reason."""
+"""Maximum number of rows named per reason."""
 FACT_VALUES = 3
-"""Maximum values to list for a fact that differs between runs."""
+"""Maximum number of values listed for a fact that differs between runs."""
 FEWEST_STEPS = 3
-"""Fewest measured steps for a reliable speed. A single outlier shifts the median of one or two steps."""
+"""Minimum number of measured steps for a reliable speed. A single outlier shifts the median of one or two steps."""
 LONGEST_VALUE = 500
-"""Maximum characters of a setting in the table. --json and --csv do not shorten settings."""
+"""Maximum length of a setting in the table, in characters. --json and --csv do not shorten settings."""
 
 
 def columns(comparison: Comparison) -> list[Column]:
@@ -55,7 +55,7 @@ def columns(comparison: Comparison) -> list[Column]:
 
 
 def _parameters(rows: Sequence[Row]) -> list[str]:
-    """Return the number of parameters of each row, `7.21 M`; return empty cells if all rows have the same number."""
+    """Return each row's number of parameters, such as `7.21 M`, or empty cells if all rows have the same number."""
     sizes = [row.counted[0].summary.params for row in rows]
     if len({size for size in sizes if size is not None}) < 2:
         return [""] * len(rows)
@@ -137,7 +137,7 @@ def reasons(comparison: Comparison) -> list[str]:
 
 
 def layout_remarks(summary: Summary) -> list[str]:
-    """Return a line for each layout that a run had before its last layout."""
+    """Return a line for each layout that a run used before its last layout."""
     found = []
     for earlier in summary.earlier_layouts:
         first, last = earlier.steps
@@ -149,7 +149,7 @@ def layout_remarks(summary: Summary) -> list[str]:
 
 
 def _measured_from(row: Row) -> str:
-    """Return `from step 101 on`, with the first measured step, if runs of the row were resumed under another layout."""
+    """If runs of the row were resumed under another layout, return their first measured step: `from step 101 on`; else ""."""
     resumed = [earlier for run in row.counted if (earlier := run.summary.earlier_layouts)]
     return ", ".join(dict.fromkeys(f"from step {earlier[-1].steps[1] + 1} on" for earlier in resumed))
 

@@ -81,7 +81,7 @@ class Against:
     p_value: float | None
     """The p-value of the difference in speed; None if there are too few repeats."""
     repeats: int
-    """Number of completed runs with a known speed, in the row or its baseline, whichever has fewer."""
+    """Number of completed runs with a known speed: the smaller of the row's and the baseline's numbers."""
     verdict: Parity
 
     @property
@@ -104,9 +104,9 @@ class Comparison:
     """The comparison of each row with its baseline; None for a row that has no baseline or is itself a baseline."""
     remarks: list[str]
     scaling: list[float | None] = field(default_factory=list)
-    """WPS per device of each row, in percent of the row with the fewest devices and otherwise equal keys; None if unknown."""
+    """Each row's WPS in percent of the WPS of the row with the fewest devices and otherwise equal keys; None if unknown."""
     selection: str = ""
-    """Description of the selected rows if a selection left out rows: `12 of 60 rows (parallelism=fsdp2)`."""
+    """Description of the selected rows, such as `12 of 60 rows (parallelism=fsdp2)`; empty if nothing was selected."""
 
     @property
     def runs(self) -> list[Run]:
@@ -121,8 +121,8 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     """
     Merge repeats into rows, sort the rows, and compare each row with its baseline.
 
-    `baseline` is `key=value`. The baseline of a row has this value, and equals the row in every other varying key. Raise
-    ConfigError if the key does not vary, or no row has the value.
+    `baseline` is `key=value`. The baseline of a row is the row that has this value and equals it in every other varying
+    key. Raise ConfigError if the key does not vary or no row has the value.
     """
     keys = Keys(runs)
     merged: dict[str, list[Run]] = {}
@@ -160,7 +160,7 @@ def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
 
 
 def _parsed(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]:
-    """Parse `key=value` of a baseline. Return the key, and the value in the same form as in the rows."""
+    """Parse a baseline's `key=value`. Return the key and the value, spelled as `text` spells it in the rows."""
     key, separator, value = baseline.partition("=")
     if not separator:
         raise ConfigError(f"--baseline: expected KEY=VALUE, for example parallelism=fsdp1, got '{baseline}'")
@@ -202,9 +202,9 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
     """
-    Return index of a row -> its baseline.
+    Return the baseline of each row that has one, by the row's index.
 
-    Settings that the baseline's option does not have are ignored, for example `model.experts` if it is `model=llama_tiny`.
+    Settings that the baseline's option lacks are ignored, for example `model.experts` if the baseline is `model=llama_tiny`.
     """
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
     own = {key, *(name for row in rows for name in row.values if name.startswith(f"{key}.") and name not in there)}
@@ -224,9 +224,9 @@ def _compared(row: Row, baseline: Row, speed: Figure) -> Against:
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
     """
-    Return `Comparison.scaling`: compare each row with the first row of the fewest devices and otherwise equal keys.
+    Return `Comparison.scaling`. Rows are compared with the first row with the fewest devices and otherwise equal keys.
 
-    WPS uses wall-clock time on CPUs too, because scaling depends on time spent waiting for other processes, which CPU time omits.
+    WPS uses wall-clock time, on CPUs too: scaling depends on the time spent waiting for other processes, but CPU time omits it.
     """
     groups: dict[tuple[str, ...], dict[int, tuple[int, float]]] = {}
     for i, row in enumerate(rows):
@@ -244,7 +244,7 @@ def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
 
 
 def percent_more(values: Sequence[float], baseline: Sequence[float]) -> float | None:
-    """Return the percentage by which the median exceeds the baseline's median; None if either has no values."""
+    """Return the percentage by which the median of `values` exceeds the baseline's; None if it cannot be computed."""
     if not values or not baseline or median(baseline) <= 0:
         return None
     return 100 * (median(values) / median(baseline) - 1)

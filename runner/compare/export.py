@@ -18,7 +18,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     """
     Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
 
-    `scaling_pct` is present if the number of devices differs, and `plan/verdict` if any run was predicted. With a baseline,
+    `scaling_pct` is present if rows differ in number of devices, and `plan/verdict` if any run was predicted. With a baseline,
     `speed_vs_baseline_pct`, `p_value` and `within_noise` compare the figure that `speed` names. `p_value` and `within_noise`
     are null if the difference is not tested. If `loss_verdict` is null, `loss_why` is the reason. `runs` lists the repeats.
     """
@@ -73,7 +73,7 @@ def as_json(comparison: Comparison) -> str:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Return a title line and a line per row. `runs` lists directories, separated by spaces. Unknown values are empty."""
+    """Return a header line and a line per row as CSV. `runs` lists directories, separated by spaces. Unknown values are empty."""
     rows = records(comparison)
     for row in rows:
         row["runs"] = " ".join(run["directory"] for run in row["runs"])

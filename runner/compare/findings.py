@@ -1,4 +1,4 @@
-"""Summarise a comparison in two to four sentences. They give figures of tested rows only, so that noise is not reported."""
+"""Summarise a comparison in two to four sentences. Figures are given only for tested rows, so that noise is not reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshrunner.runner.compare.parity import short
 from meshrunner.runner.figures import figure_of, number
 
 LISTED = 3
-"""Maximum rows that a sentence names."""
+"""Maximum number of rows that a sentence names."""
 SAME_MEMORY = 1.02
 """Ratio of the highest to the lowest memory peak below which no row is named as using the least memory."""
 WORKLOAD = ("model", "seq_len")
@@ -21,16 +21,16 @@ WORKLOAD = ("model", "seq_len")
 MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
 """Figures of memory. Rows are compared by the first of these figures that all rows have."""
 MAX_VALUES = 3
-"""Largest number of values that a pattern lists."""
+"""Maximum number of values that a pattern lists."""
 MAX_PARTS = 3
-"""Largest number of groups that rows are divided into."""
+"""Maximum number of parts that `common` splits rows into."""
 
 Values = dict[str, Any]
-"""The varying keys of a row."""
+"""A row's values, by varying key."""
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Return sentences for the top of a table. They count untested differences but do not give their size."""
+    """Return the sentences above a table. They count untested differences but do not give their size."""
     shown = f"Shown: {comparison.selection}" if comparison.selection else ""
     found = [_best(comparison), *_against(comparison), _losses(comparison), _without_result(comparison), shown]
     return [f"{sentence}." for sentence in found if sentence]
@@ -73,7 +73,7 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _against(comparison: Comparison) -> Iterator[str]:
-    """Yield a sentence for each value of the baseline's key: its gains' median and range, and how many are within noise."""
+    """Yield a sentence per value of the baseline's key: median and range of the speed gains, and how many are within noise."""
     if comparison.baseline is None:
         return
     key, baseline = comparison.baseline
@@ -197,7 +197,8 @@ def _conjunction(rows: Sequence[Values], others: Sequence[Values], keys: Sequenc
 
 
 def _pattern(key: str, rows: Sequence[Values], others: Sequence[Values]) -> _Pattern | None:
-    """Return the pattern of a key's values in `rows`; None if it matches all known values or has more than MAX_VALUES."""
+    """Return a pattern for a key's values in `rows`. Return None if a row lacks the key, if the pattern would match all known
+    values, or if there are more than MAX_VALUES values that neither `>=` nor `<=` can describe."""
     everywhere = {text(row[key]): row[key] for row in (*rows, *others) if key in row}
     mine = {text(row[key]): row[key] for row in rows if key in row}
     if not all(key in row for row in rows) or len(mine) == len(everywhere):

@@ -12,7 +12,7 @@ from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.rundir import key_of
 
 MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
-"""Two runs that differ in no key with one of these effects are repeats of each other."""
+"""Effects on measurements. Repeats of a run are equal to it in all keys that have one of these effects."""
 
 FOLLOWS = {"optimizer.lr": "model"}
 """Maps a key to the group whose option determines the key's default. `Keys` treats the key as part of that group."""

@@ -40,7 +40,7 @@ LONGEST_REASON = 2000
 MEASURED = "perf/wps_median"
 """Key of summary.json whose presence shows that the run has written its figures."""
 COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
-"""Pattern of the lines in config.yaml that set `steps` and `measure_after`. All versions write these lines in this form."""
+"""Pattern of the lines in config.yaml that set `steps` and `measure_after`. All meshrunner versions write lines of this form."""
 
 R = TypeVar("R", bound=JsonFile)
 
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def measure_after(self) -> int:
-        """Number of steps at the beginning that throughput leaves out."""
+        """Number of initial steps that throughput leaves out."""
         after = self.config.get("measure_after")
         return after if isinstance(after, int) else 0
 

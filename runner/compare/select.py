@@ -59,7 +59,7 @@ class Filter(NamedTuple):
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if `=` or `!=` names a value missing from `values`, or if another operator finds no number there."""
+        """Raise ConfigError if `=` or `!=` names a value not in `values`, or if `values` has no number for `<` or `>`."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):
@@ -155,7 +155,7 @@ def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[i
 def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
-    """Select at most `top` rows that meet all conditions, sorted by `sort` or by speed; raise ConfigError if none does."""
+    """Select at most `top` rows that meet all conditions, sorted by `sort` or by speed; raise ConfigError if no row does."""
     fields, rows = _fields(comparison), comparison.rows
     if top is not None and top < 1:
         raise ConfigError(f"--top: expected a number of at least 1, got {top}")

@@ -1,4 +1,4 @@
-"""Collect the data that the page's scripts draw as one JSON object: rows, figures, curves and settings."""
+"""Collect into one JSON object the data that the page's scripts draw: rows, figures, curves and settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meshrunner.runner.rundir import StepRow, measured_rows
 POINTS = 600
 """Maximum number of points in a curve. A longer curve is thinned out evenly."""
 ALL_POINTS = 80_000
-"""Maximum number of points in a chart. It may be exceeded, because every curve may keep FEWEST_POINTS."""
+"""Intended maximum number of points in a chart. A chart may have more, because every curve may keep FEWEST_POINTS."""
 FEWEST_POINTS = 100
 BINS = 24
 """Number of bins in a histogram, and the minimum number of values for which a histogram is drawn."""
@@ -105,7 +105,7 @@ def _known(row: Row, figure: Figure) -> bool:
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]]]:
-    """Return the differing keys, a list of distinct values as text, and each run's values as indices into it (-1: no value)."""
+    """Return differing keys, a list of distinct values as text, and each run's values as indices into that list (-1: none)."""
     flat = [flatten(run.config) for run in runs]
     texts: dict[str, int] = {}
     found: dict[str, list[int]] = {}
@@ -140,7 +140,7 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
 
 
 def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
-    """Return a figure's median over some runs, for each step."""
+    """Return, for each step, the median of a figure over runs."""
     found: dict[int, list[float]] = {}
     for rows in runs:
         for row in rows:
