@@ -31,7 +31,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 """File name -> function that reads the file; it raises ValueError or OSError if the file is damaged."""
 RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
-"""The JSON files. Commands that list many runs skip the YAML files: reading YAML takes longer than reading all JSON files."""
+"""The JSON files. A command that lists a thousand runs skips the YAML files: they take longer to read than all JSON files."""
 
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:

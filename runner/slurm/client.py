@@ -22,15 +22,15 @@ class SlurmJob:
     """The state of a job in SLURM."""
 
     state: str
-    """SLURM's name of the state: `PENDING`, `RUNNING`, `TIMEOUT`, ..."""
+    """SLURM's name for the state: `PENDING`, `RUNNING`, `TIMEOUT`, ..."""
     reason: str
-    """Reason why the job waits or ended; empty if SLURM gives no reason."""
+    """Reason why the job is waiting or has ended; empty if SLURM gives no reason."""
     nodes: str
     """Nodes that the job runs or ran on, in SLURM's notation; empty if SLURM has assigned no nodes."""
 
     @property
     def active(self) -> bool:
-        """Whether the job runs or may still run."""
+        """Whether the job is running or may still run."""
         return self.state not in ENDED
 
     def __str__(self) -> str:
@@ -54,9 +54,9 @@ def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
 
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
     """
-    Return the jobs that SLURM knows, id -> job; ids look like `12` or `12_3`. Raise ConfigError if SLURM does not answer.
+    Return a SlurmJob for each id that SLURM knows; ids look like `12` or `12_3`. Raise ConfigError if SLURM does not answer.
 
-    SLURM's controller forgets a job some minutes after its end. Older jobs are looked up in accounting, if the cluster has it.
+    SLURM's controller forgets a job some minutes after the job ends. Older jobs are looked up in SLURM's accounting, if enabled.
     """
     unique = set(ids)
     found: dict[str, SlurmJob] = {}
@@ -73,12 +73,12 @@ def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
 
 
 def _parents(ids: Iterable[str]) -> list[str]:
-    """Return the ids of the jobs or arrays that contain the tasks `ids`: `12` for `12_3`."""
+    """Return the ids without task numbers (`12` for `12_3`), sorted and without duplicates."""
     return sorted({each.partition("_")[0] for each in ids})
 
 
 def _queued(parent: str) -> dict[str, SlurmJob]:
-    """Return the tasks of a job that SLURM's controller knows, id -> task."""
+    """Return the state of a job, or of each task of a job array, from SLURM's controller, keyed by id."""
     text = slurm("squeue", "--noheader", "--array", "--states=all", f"--jobs={parent}", "--format=%F|%K|%T|%r|%N")
     found = {}
     for line in text.splitlines():
@@ -89,7 +89,7 @@ def _queued(parent: str) -> dict[str, SlurmJob]:
 
 
 def _accounted(parents: list[str]) -> dict[str, SlurmJob]:
-    """Return the tasks of jobs that SLURM's accounting has recorded, id -> task."""
+    """Return the states of jobs and array tasks from SLURM's accounting, keyed by id."""
     given = f"--jobs={','.join(parents)}"
     text = slurm("sacct", "--noheader", "--allocations", "--parsable2", given, "--format=JobID,State,NodeList")
     found = {}
@@ -101,7 +101,7 @@ def _accounted(parents: list[str]) -> dict[str, SlurmJob]:
 
 
 def show_job(job_id: str, timeout: float = 5.0) -> dict[str, str]:
-    """Return the output of `scontrol show job`, KEY -> value, or {} if SLURM does not answer."""
+    """Return the KEY=value pairs that `scontrol show job` prints, or {} if the command fails."""
     try:
         text = slurm("scontrol", "--oneliner", "show", "job", job_id, timeout=timeout)
     except ConfigError:

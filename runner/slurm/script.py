@@ -17,7 +17,7 @@ CPUS_AND_MEMORY |= {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 
 
 def sbatch_script(folder: Path, settings: Slurm, nodes: Nodes, tasks: Sequence[int] = ()) -> str:
-    """Return the sbatch script of a run, or of a job array. `tasks`: line numbers in a sweep's runs.txt, counted from 0."""
+    """Return the sbatch script for a run, or for a job array of the runs in lines `tasks` of runs.txt, counted from 0."""
     if not tasks:
         own = [f"--output={folder / LOGS / SLURM_OUTPUT}"]
     else:
@@ -58,7 +58,7 @@ def _options(settings: Slurm, nodes: Nodes) -> list[str]:
 
 
 def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
-    """Return the options for CPUs and memory. By default SLURM gives all workers of a node one core and part of the memory."""
+    """Return the sbatch options for CPUs and memory. Without them, a node's workers share one core and part of the memory."""
     if settings.cpus_per_task is not None or nodes.gpus is None:
         return {"cpus-per-task": settings.cpus_per_task}
     if CPUS_AND_MEMORY & _names(settings.extra):
@@ -73,9 +73,9 @@ def _names(options: list[str]) -> set[str]:
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
     """
-    Return the lines of slurm/run.sbatch with `options` and `extra`, without the script's options of the same names.
+    Return the lines of slurm/run.sbatch with `options` and `extra` added and the script's options of the same names removed.
 
-    The user has quoted the options in `extra` if needed: `--mail-type END` is two words, and `--comment='a b'` is one word.
+    Only `options` are quoted here. The user quotes `extra`, where `--mail-type END` is two words and `--comment='a b'` is one.
     """
     given = _names([*options, *extra])
     lines = [
@@ -90,7 +90,7 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Format numbers as ranges for --array, `0-3,7`. A list of all numbers might exceed the limit on the length of a line."""
+    """Format numbers as ranges for --array, such as `0-3,7`. A line that lists every number might be too long for SLURM."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:

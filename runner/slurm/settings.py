@@ -25,17 +25,17 @@ CountOrNull = Annotated[int | None, whole(None)]
 
 
 class Nodes(NamedTuple):
-    """The nodes that a run requests. All tasks of a job array request the same nodes."""
+    """The number of nodes that a run requests, and the GPUs per node. All tasks of a job array request the same numbers."""
 
     number: int
     gpus: int | None
     """GPUs to request on each node; None if the run requests no GPUs."""
     whole: bool
-    """Whether the run requests all GPUs of each node. Then other jobs do not need the CPUs and memory of the node."""
+    """Whether the run requests all GPUs of each node. If so, by default it also requests all CPUs and memory of the node."""
 
 
 def _time(value: Any) -> Any:
-    """Return text unchanged, and reject numbers. YAML reads 1:00:00 as the number 3600, and SLURM would read 3600 minutes."""
+    """Return text unchanged, and reject numbers: YAML reads 1:00:00 as the number 3600, which means 3600 minutes to SLURM."""
     if value is not None and not isinstance(value, str):
         raise PydanticCustomError(
             "time", "expected text like '1:00:00' or '2-00:00:00', got {got}", {"got": repr(value)}
@@ -55,15 +55,15 @@ class Slurm(Section):
     constraint: str | None
     """Features that the nodes must have, such as `h100`."""
     nodes: CountOrNull
-    """Number of nodes of a run; null: launch.nodes of the run."""
+    """Number of nodes per run; null: launch.nodes of the run."""
     gpus_per_node: CountOrNull
-    """GPUs to request on each node; null: launch.workers (auto: the hardware's GPUs per node), or none without GPU hardware."""
+    """GPUs to request on each node; null: launch.workers (if auto, all GPUs of the node), or none without GPU hardware."""
     cpus_per_task: CountOrNull
     """
-    CPUs per node, because one task on each node starts all workers of the node.
+    CPUs to request on each node, where a single SLURM task starts all workers.
 
-    null: the whole node with its memory (`--exclusive --mem=0`) if the run uses all GPUs of the node, else `cpus_per_gpu`.
-    Options for CPUs or memory in `extra` replace both defaults.
+    null: all CPUs and memory of the node (`--exclusive --mem=0`) if a run uses all GPUs of the node, `cpus_per_gpu` if the run
+    uses only some GPUs, and the cluster's default if it uses none. Options for CPUs or memory in `extra` replace these defaults.
     """
     cpus_per_gpu: CountOrNull
     """CPUs per GPU if a run does not use all GPUs of its nodes; null: the cluster's default."""
@@ -72,9 +72,9 @@ class Slurm(Section):
     max_parallel: CountOrNull
     """Maximum number of tasks of a sweep's job array that run at once; null: no limit."""
     max_requeues: Annotated[int, whole(at_least=0)]
-    """Maximum restarts of a job after preemption, its time limit or a lost node. The job continues from its checkpoint."""
+    """Maximum restarts (from the last checkpoint) of a job that is preempted, reaches its time limit or loses a node."""
     notice_s: int = Field(ge=0, le=65535)
-    """Seconds before the time limit at which SLURM requests a job to stop, so that the job can save a checkpoint."""
+    """Seconds before the time limit at which SLURM asks a job to save a checkpoint and stop."""
     extra: list[str]
     """Additional options for sbatch: ['--mail-type=END', '--exclude=node7']."""
     srun: list[str]
@@ -86,11 +86,11 @@ class Slurm(Section):
     wait: bool
     """Whether to wait until all jobs have ended, and then print the table of results."""
     dry_run: bool
-    """Whether to print the sbatch script and submit no job, like --dry-run."""
+    """Whether to only print the sbatch script and not submit any job; the same as --dry-run."""
 
     @classmethod
     def read(cls, launcher: dict[str, Any]) -> Slurm:
-        """Return the settings in a composed `hydra.launcher`. Raise ConfigError that lists all wrong keys."""
+        """Return the settings in a composed `hydra.launcher`. If keys are invalid, raise a ConfigError that lists them all."""
         try:
             return cls.model_validate({key: value for key, value in launcher.items() if key != "_target_"})
         except ValidationError as error:
@@ -103,7 +103,7 @@ class Slurm(Section):
         return {key: value for key, value in plain(OmegaConf.create(text)).items() if key != "_target_"}
 
     def apply_to(self, composed: Composed) -> Composed:
-        """Return the configuration with launch.nodes set to `nodes`. Raise ConfigError if both are set and differ."""
+        """Return the configuration with launch.nodes set to `nodes`, if given. Raise ConfigError if both are set and differ."""
         launch = composed.config["launch"]
         if self.nodes is None or launch["nodes"] == self.nodes:
             return composed
@@ -114,7 +114,7 @@ class Slurm(Section):
         return replace(composed, config=composed.config | {"launch": launch | {"nodes": self.nodes}})
 
     def fit(self, experiment: Experiment) -> None:
-        """Raise ConfigError if launch.nodes of an existing run directory differs from `nodes`."""
+        """Raise ConfigError if `nodes` is set and differs from launch.nodes of an existing run directory."""
         if self.nodes is not None and self.nodes != experiment.launch.nodes:
             raise ConfigError(
                 f"hydra.launcher.nodes({self.nodes}): the run directory has launch.nodes({experiment.launch.nodes}). "
@@ -122,7 +122,7 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Return the expected workers per node of the cluster, from the configuration or else from this machine's devices."""
+        """Return the expected workers per node: launch.workers; if auto, the requested GPUs; without GPUs, as on this machine."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers

@@ -1,4 +1,4 @@
-"""Submits to SLURM the unfinished run directories that no job and no process is executing."""
+"""Submits unfinished run directories to SLURM, except those that a job or process is already executing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLL_S = 2.0
 
 
 def job_id(run_dir: Path) -> str | None:
-    """Return the id of a run's newest job, `12` or `12_3`, or None if the run was never submitted or the record is damaged."""
+    """Return the id of a run's newest job (`12` or `12_3`), or None if the run was not submitted or slurm.json is damaged."""
     return Submission.peek(run_dir / SLURM_JOB).job_id
 
 
@@ -41,8 +41,8 @@ def submit_runs(
     Submit runs, or only print their scripts if `settings.dry_run` is set. If SLURM rejects a script, raise ConfigError.
 
     Args:
-        folder: the run directory, or the sweep directory. Runs of a sweep that request the same nodes form a job array.
-        names: names of a sweep's runs as in runs.txt, or () for a single run. Indices of names are tasks of a job array.
+        folder: the run directory or sweep directory. Runs of a sweep that request equally many nodes and GPUs form a job array.
+        names: names of a sweep's runs as in runs.txt, or () for a single run. A name's index is the run's task number.
     """
     arrays: dict[Nodes, dict[int | None, Path]] = {}
     for run_dir, experiment in experiments.items():
@@ -77,7 +77,7 @@ def submit_runs(
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number and its noun: `1 run`, `3 runs`."""
+    """Return a number and its noun, singular or plural: `1 run`, `3 runs`."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
@@ -98,7 +98,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """Return the idle runs without a result or with a state in `rerun`. Unless `quiet`, print why other runs are left out."""
+    """Return inactive runs that have no result or whose state is in `rerun`. Unless `quiet`, print why others are left out."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     tell: Callable[[str], object] = (lambda _: None) if quiet else say
@@ -116,7 +116,7 @@ def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) ->
 
 
 def _warn(experiments: Iterable[Experiment]) -> None:
-    """Warn of settings that work on this machine and may fail or lose work on the cluster."""
+    """Warn about settings that work on this machine but may fail or lose work on the cluster."""
     if any(experiment.checkpoint.kind == "none" for experiment in experiments):
         warn(
             "checkpoint=none: a run that is preempted or loses a node starts again at step 1; with checkpoint=dcp it continues"
@@ -127,7 +127,7 @@ def _warn(experiments: Iterable[Experiment]) -> None:
 
 
 def _sbatch(path: Path, text: str, folder: Path) -> str:
-    """Submit a script and return the job's number. If SLURM rejects the script, raise ConfigError that says how to resubmit."""
+    """Submit a script and return the job's number. If SLURM rejects the script, raise a ConfigError that says how to resubmit."""
     replace_file(path, os.fsencode(text))
     try:
         return slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]

@@ -1,1 +1,1 @@
-"""Sweeps: writing a run directory for each combination, and executing the runs."""
+"""Sweeps: writes the run directories of all combinations, and executes the runs."""

@@ -1,4 +1,4 @@
-"""Turns the jobs of a Hydra sweeper into run directories. All jobs are composed and checked before a directory is written."""
+"""Turns the jobs of a Hydra sweeper into run directories. All jobs are composed and checked before any directory is written."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Target:
     """The machine or cluster that will execute the runs."""
 
     workers: Callable[[Experiment], int]
-    """Function that returns the workers per node of an experiment, also for `auto`. Raises Incompatible or ConfigError."""
+    """Function that returns an experiment's workers per node and resolves `auto`. May raise Incompatible or ConfigError."""
     apply_to: Callable[[Composed], Composed] = lambda composed: composed
-    """Function that adds the settings that the target requires to a configuration. Raises ConfigError."""
+    """Function that adds the target's settings to a configuration. May raise ConfigError."""
     here: bool = True
     """Whether `hardware=auto` refers to the devices of this machine."""
 
 
 def configured_workers(experiment: Experiment) -> int:
-    """Return the workers per node on the configured hardware, for runs that another machine executes."""
+    """Return the workers per node according to the configuration, for runs that another machine may execute."""
     if experiment.launch.workers != "auto":
         return experiment.launch.workers
     hardware = experiment.hardware
@@ -56,7 +56,7 @@ def configured_workers(experiment: Experiment) -> int:
 
 @dataclass(frozen=True)
 class Combination:
-    """A combination of a sweep, with a run for each repeat and seed. A Combination exists before its run directories."""
+    """A combination of a sweep, with one run per repeat and seed. The run directories may not exist yet."""
 
     overrides: list[str]
     hydra: DictConfig
@@ -78,12 +78,12 @@ class SweepBatch:
 
     @property
     def ordered(self) -> list[tuple[Combination, Composed]]:
-        """Runs in order of execution. Repeats are interleaved so that a drifting machine affects all combinations alike."""
+        """Runs in order of execution. Repeats are interleaved so that a drift in speed affects all combinations alike."""
         rounds = zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True)
         return [pair for pairs in rounds for pair in pairs]
 
     def names(self) -> list[str]:
-        """Return the names of all run directories of the sweep in order, including the runs of earlier batches."""
+        """Return the names of all run directories of the sweep, including earlier batches, in the order of runs.txt."""
         return list(dict.fromkeys([*run_names(self.sweep_dir), *(run.run_dir.name for _, run in self.ordered)]))
 
     def place(self) -> list[Path]:
@@ -98,7 +98,7 @@ class SweepBatch:
 def check_batch(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, target: Target
 ) -> SweepBatch:
-    """Compose and check a batch of jobs. Raise ConfigError that lists all invalid jobs."""
+    """Compose and check a batch of jobs. If any jobs are invalid, raise a ConfigError that lists up to MAX_LISTED problems."""
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Combination] = []
     wrong: dict[str, list[str]] = {}
@@ -167,7 +167,7 @@ def _repeated(composed: Composed, sweep: Sweep) -> list[Composed]:
 
 
 def _check_existing(run: Composed) -> None:
-    """Raise ConfigError if an earlier start of the sweep wrote the run directory with another configuration."""
+    """Raise ConfigError if the run directory exists with another configuration. Ignore changes in the section `sweep`."""
     if not is_run(run.run_dir):
         return
     different = differences(read_config(run.run_dir), run.config)
@@ -192,14 +192,14 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
-    """Return the overrides that not all jobs share. Return all overrides of a single job: a sweeper may pass single jobs."""
+    """Return the overrides that not all jobs share, or all overrides of a single job: some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared
 
 
 def job_name(number: int, overrides: list[str]) -> str:
-    """Return a directory name: `003_parallelism-fsdp2_shard-2`. Cut a long name at NAME_LENGTH characters and append a hash."""
+    """Return a directory name such as `003_parallelism-fsdp2_shard-2`. Cut long names at NAME_LENGTH and append a hash."""
     parts = []
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")

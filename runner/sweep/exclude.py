@@ -1,4 +1,4 @@
-"""`sweep.exclude`: rules for combinations of a sweep to skip.
+"""`sweep.exclude`: rules that select the combinations of a sweep to skip.
 
 A rule is a line of conditions such as `activation_checkpoint=full micro_batch=8,16`. A rule matches a combination if all
 conditions match. A condition is a group with one or more options, or a key with one or more values, as on the command line.
@@ -26,10 +26,10 @@ class ExcludeCondition(NamedTuple):
 
     key: str
     values: dict[str, Any]
-    """Typed text of a value -> the value that YAML reads from the text."""
+    """The text of each value or option as typed -> the value that Hydra parses from the text."""
 
     def matches(self, composed: Composed) -> bool:
-        """Return whether a combination chose a listed option of the group, or has a listed value of the key."""
+        """Return whether a combination has one of the listed options or values."""
         choices = composed.overrides["choices"]
         if self.key in choices:
             return any(choices[self.key] in (text, value) for text, value in self.values.items())
@@ -45,7 +45,7 @@ def matching_rule(rules: list[str], composed: Composed) -> str | None:
 
 
 def check_rules(rules: Iterable[str], combinations: Sequence[Composed], options: Callable[[str], list[str]]) -> None:
-    """Raise ConfigError if a rule names an unknown option of a group, or an unknown key. `options` lists a group's options."""
+    """Raise ConfigError if a rule names an unknown option of a group, or an unknown key. `options` returns a group's options."""
     for rule in rules:
         for key, values in conditions(rule):
             if any(key in each.overrides["choices"] for each in combinations):

@@ -80,7 +80,7 @@ def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[
     """
     Return the devices to distribute among parallel runs, and the devices that each run needs. Both are empty for sequential runs.
 
-    Devices are GPU names as in CUDA_VISIBLE_DEVICES, or numbers of CPU devices.
+    A device is the name of a GPU as in CUDA_VISIBLE_DEVICES, or the index of a CPU device.
     """
     gpus = visible_gpus()
     count = len(gpus) if settings.devices == "auto" else settings.devices
@@ -95,7 +95,7 @@ def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[
 
 
 def _is_due(run_dir: Path, settings: Sweep) -> bool:
-    """Return whether to execute a run. If not, print the reason: the run has a result, runs elsewhere, or was removed."""
+    """Return whether to execute a run. If not, print the reason: the run has a result, is already executing, or was removed."""
     status = read_status(run_dir)
     if not run_dir.is_dir():
         say(f"{run_dir.name} was not executed: its directory was moved or removed")
@@ -113,7 +113,7 @@ def _fails_fast(run_dir: Path, settings: Sweep) -> bool:
 def _sequential(
     todo: Sequence[Path], settings: Sweep, display: Display, page: LivePage, preemption: Preemption
 ) -> None:
-    """Execute runs sequentially, with the forkserver of this process."""
+    """Execute runs one after another. Their workers start from the forkserver of this process."""
     for number, run_dir in enumerate(todo):
         preemption.poll()
         if preemption.requested:
@@ -150,7 +150,7 @@ def _sequential(
 
 
 class _Parallel:
-    """Executes runs in parallel. Each run has a process, and the process sees only the devices of the run."""
+    """Executes runs in parallel, each in its own process that sees only the run's devices."""
 
     def __init__(
         self, devices: list[str], needs: dict[Path, NodeDevices], settings: Sweep, display: Display, page: LivePage
@@ -162,7 +162,7 @@ class _Parallel:
         self.starts: Counter[Path] = Counter()
 
     def execute(self, todo: Sequence[Path], preemption: Preemption) -> None:
-        """Execute runs. Raise Interrupted after the first Ctrl-C once all runs have ended, or at the second Ctrl-C."""
+        """Execute runs. After Ctrl-C, let the runs stop, then raise Interrupted. A second Ctrl-C ends the runs immediately."""
         try:
             with first_interrupt(preemption.interrupt):
                 self._execute(list(todo), preemption)

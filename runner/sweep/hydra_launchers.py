@@ -47,17 +47,17 @@ MAXIMIZE = {
     "hydra.sweeper.optim.maximize": "true",
     "hydra.sweeper.ax_config.experiment.minimize": "false",
 }
-"""Key of the direction in the Optuna, Nevergrad and Ax sweepers -> value of the key that maximizes the objective."""
+"""Keys that set the direction of the Optuna, Nevergrad and Ax sweepers, each with the value that maximizes the objective."""
 
 
 def minimizes(config: DictConfig) -> bool:
-    """Return whether the Optuna, Nevergrad or Ax sweeper minimizes the objective."""
+    """Return whether the sweeper is from Optuna, Nevergrad or Ax and minimizes the objective."""
     direction, maximize, minimize = (OmegaConf.select(config, key) for key in MAXIMIZE)
     return getattr(direction, "name", direction) == "minimize" or maximize is False or minimize is True
 
 
 def check_direction(config: DictConfig) -> None:
-    """Raise ConfigError if an adaptive sweeper minimizes, by default, an objective of which higher values are better."""
+    """Raise ConfigError if higher values of the objective are better but an adaptive sweeper minimizes it by default."""
     objective, given = str(config.get("objective")), " ".join(typed(config.hydra.overrides.hydra))
     if minimizes(config) and higher_is_better(objective) and not any(key in given for key in MAXIMIZE):
         key = next(key for key in MAXIMIZE if OmegaConf.select(config, key) is not None)
@@ -65,7 +65,7 @@ def check_direction(config: DictConfig) -> None:
 
 
 def run_sweep(composer: Composer) -> int:
-    """Run a sweep from the command line. Return its exit status: 1 if a run failed, crashed or timed out."""
+    """Run a sweep from the command line. Return its exit status: 75 after a stop request, 1 if a run has no result, or 0."""
     statuses: list[int] = []  # some sweepers return nothing, so the launcher reports each batch
     config = composer.compose_sweep()
     check_direction(config)
@@ -88,7 +88,7 @@ def run_sweep(composer: Composer) -> int:
 
 @contextmanager
 def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
-    """Restore the sweep directory if no run was placed, because Hydra's sweepers create the directory before the checks."""
+    """Undo changes to the sweep directory if no run directory was written: Hydra creates files there before the checks."""
     record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
     before = record.read_bytes() if record.is_file() else None
     since = placed.stat().st_mtime_ns if placed.exists() else None
@@ -107,7 +107,7 @@ def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
 
 
 def resume_sweep(sweep_dir: Path) -> int:
-    """Execute the unfinished runs of a sweep directory. Return the exit status; a damaged run makes it nonzero."""
+    """Execute the unfinished runs of a sweep directory. Return the exit status, which is nonzero if a run is damaged."""
     run_dirs, first, damaged = usable_runs(sweep_dir, run_names(sweep_dir))
     say(f"sweep directory: {shown(sweep_dir)}")
     for run_dir in run_dirs:
@@ -121,7 +121,7 @@ def resume_sweep(sweep_dir: Path) -> int:
 def launch_local(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """Execute a batch of jobs on this node. Raise ConfigError that lists all invalid jobs, or StopSweep to stop the sweep."""
+    """Execute a batch of jobs on this node. Raise ConfigError if any job is invalid, or StopSweep if the sweep must stop."""
     target = Target(workers_here)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     if first == 0:
@@ -136,7 +136,7 @@ def launch_local(
 def launch_slurm(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """Submit a batch of jobs to SLURM. Raise ConfigError that lists all invalid jobs."""
+    """Submit a batch of jobs to SLURM. Raise ConfigError if any job is invalid."""
     settings = Slurm.read(plain(config.hydra.launcher))
     if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC_SWEEPER:
         raise ConfigError(
@@ -159,7 +159,7 @@ def launch_slurm(
 
 
 def _earlier_runs(batch: SweepBatch) -> list[Path]:
-    """Return the executable runs that an earlier command, with other overrides, placed in the sweep directory."""
+    """Return the usable runs that earlier commands wrote to the sweep directory and that this batch does not contain."""
     own = {run.run_dir.name for _, run in batch.ordered}
     names = [name for name in run_names(batch.sweep_dir) if name not in own]
     try:
@@ -172,7 +172,7 @@ def _earlier_runs(batch: SweepBatch) -> list[Path]:
 def launch_place(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
-    """Write the run directories of a batch for `meshrunner place -m`. Raise ConfigError that lists all invalid jobs."""
+    """Write the run directories of a batch for `meshrunner place -m`. Raise ConfigError if any job is invalid."""
     target = Target(configured_workers)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     batch.place()
@@ -181,7 +181,7 @@ def launch_place(
 
 
 def _job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
-    """Return the median objective of the runs of each job, or the worst value if a run did not complete with an objective."""
+    """Return each job's median objective over its runs; inf or -inf (the worst) if a run did not complete or has no objective."""
     worst = math.inf if minimizes(config) else -math.inf
     returns = []
     for job in batch.combinations:

@@ -21,7 +21,7 @@ from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.sweep.tally import Tally
 
 REDRAW_S = 1.0
-"""Seconds between redraws. A redraw takes milliseconds of CPU time, perhaps from a core that trains."""
+"""Seconds between redraws. A redraw takes milliseconds of CPU time, perhaps on a core that a worker is using."""
 FRAME_LINES = 3
 """Screen lines for the table's titles, the rule below the titles, and an empty line."""
 
@@ -43,7 +43,7 @@ class _Running:
 
 
 class LiveTable(Tally):
-    """The live table, a context manager. A redraw reads only the runs in execution: a sweep may have thousands of runs."""
+    """Context manager that shows the live table. A redraw reads only executing runs: a sweep may have thousands of runs."""
 
     # The thread that draws the table also forks and handles signals.
 
@@ -51,7 +51,7 @@ class LiveTable(Tally):
     """Whether each run prints its steps."""
 
     def __init__(self, screen: Console, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
-        """Show the runs `todo`, the runs to execute, as pending even if their recorded state differs."""
+        """Prepare the table. Runs in `todo` will be executed and are shown as pending, whatever their recorded state."""
         super().__init__(run_dirs, todo)
         self._screen = screen
         self._live = Live(
@@ -84,7 +84,7 @@ class LiveTable(Tally):
         self._draw()
 
     def run_ended(self, run_dir: Path) -> None:
-        """Show the final state of a run, or the state that another process gave it."""
+        """Show the recorded state of a run that has ended or that another process is executing."""
         run = self.ended(run_dir)
         self._running.pop(run_dir, None)
         self._phase = ""
@@ -93,7 +93,7 @@ class LiveTable(Tally):
         self._draw()
 
     def refresh(self, phase: str = "") -> None:
-        """Redraw after REDRAW_S. Call this a few times a second. Show a new phase at once: the next call may come late."""
+        """Redraw if REDRAW_S seconds have passed, or at once for a new phase. Call this method a few times a second."""
         begins = phase not in ("", self._phase)
         self._phase = phase
         if begins or time.monotonic() - self._drawn > REDRAW_S:
@@ -119,7 +119,7 @@ class LiveTable(Tally):
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
 
     def _visible(self, taken: int) -> list[Path]:
-        """Return the runs that fit above `taken` lines: all runs, or the newest ended, the running and the next runs."""
+        """Return the runs that fit above `taken` lines: all runs, or else the last ended, the running and the next runs."""
         room = max(self._screen.height - FRAME_LINES - taken, 1)
         if len(self._states) <= room:
             return list(self._states)

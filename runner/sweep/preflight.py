@@ -1,6 +1,6 @@
 """Predicts the runs of a sweep before the first run starts (`sweep.preflight`).
 
-If the prediction of a run fails or takes too long, the run starts as if it fitted.
+If the prediction of a run fails or takes too long, the run starts anyway.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 BUDGET_S = 60.0
 """Maximum seconds that a sweep waits for predictions."""
 MAX_LISTED = 10
-"""Maximum number of combinations that warnings name."""
+"""Maximum number of combinations named in warnings."""
 
 
 def wanted(experiment: Experiment, *, here: bool) -> bool:
-    """Return whether to predict a run. A run on a CPU is predicted only on this machine (`here`) with sweep.preflight=skip."""
+    """Return whether to predict a run. Predict CPU runs only on this machine (`here`) and only if sweep.preflight=skip."""
     if experiment.sweep.preflight == "off":
         return False
     if isinstance(experiment.hardware, GPU):
@@ -35,7 +35,7 @@ def wanted(experiment: Experiment, *, here: bool) -> bool:
 
 
 def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: int, *, here: bool) -> dict[str, Any]:
-    """Return plan.json's content for a run outside a sweep, or {} without a prediction. Warn if the run does not fit."""
+    """Predict a run outside a sweep, and warn if it does not fit. Return the content of plan.json, or {} if not predicted."""
     if not wanted(experiment, here=here):
         return {}
     (plan,) = predicted_plans([config], [workers])
@@ -45,7 +45,7 @@ def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: 
 
 
 def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
-    """Return the batch with predictions. Warn of combinations that do not fit; sweep.preflight=skip marks them as skipped."""
+    """Add predictions to the batch. Warn about combinations that do not fit; if sweep.preflight=skip, mark them as skipped."""
     jobs = [
         job
         for job in batch.combinations
@@ -63,7 +63,7 @@ def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
 
 
 def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the content of plan.json for each run, from its workers per node. A failed prediction gives {} and a warning."""
+    """Return the content of plan.json for each run, given its workers per node. If a prediction fails, warn and use {}."""
     if not configs:
         return []
     resolved = [
@@ -93,12 +93,12 @@ def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -
 
 
 def does_not_fit(plan: dict[str, Any]) -> str:
-    """Return the reason why a run is predicted not to fit, or an empty text if the run may fit."""
+    """Return the reason why a run is predicted not to fit, or an empty string if the run may fit."""
     return f"predicted not to fit: {plan.get('reason')}" if plan.get("verdict") == DOES_NOT_FIT else ""
 
 
 def _warn(jobs: list[Combination]) -> None:
-    """Warn of combinations that do not fit."""
+    """Warn about combinations that do not fit."""
     for job in jobs[:MAX_LISTED]:
         warn(f"{job.runs[0].run_dir.name}: {does_not_fit(job.plan)}")
     if len(jobs) > MAX_LISTED:

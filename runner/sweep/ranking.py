@@ -13,7 +13,7 @@ from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNE
 from meshrunner.runner.sweep.combinations import Target, check_batch, varying
 
 SKIPPED = "skipped"
-"""Verdict on a combination that cannot run. In a sweep, the state of its runs has the same name."""
+"""Verdict on a combination that cannot run; also the state of such runs in a sweep."""
 ORDER = (FITS, BORDERLINE, NOT_PLANNED, DOES_NOT_FIT, SKIPPED)
 
 
@@ -26,12 +26,12 @@ class Ranked(NamedTuple):
     forecast: Forecast
 
     def as_json(self) -> dict[str, Any]:
-        """Return the combination and its forecast as one flat object."""
+        """Return the combination and its forecast as a flat dict."""
         return {"overrides": self.overrides, **self.forecast.as_json()}
 
 
 def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
-    """Predict and sort all combinations of a command line. Raise the same ConfigError as a sweep."""
+    """Predict and sort all combinations of a command line. Raise ConfigError in the same cases as a sweep."""
     config = composer.compose_sweep()
     target = Target(lambda experiment: expected_devices(experiment).workers)
     batch = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target)
@@ -54,7 +54,7 @@ def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
 
 
 def _sort_key(each: Ranked) -> tuple[int, float, float]:
-    """Return a key that sorts by verdict in ORDER, then by descending speed, then by ascending memory."""
+    """Return a key that sorts by verdict (as in ORDER), then by descending speed, then by ascending memory."""
     forecast = each.forecast
     return (
         ORDER.index(forecast.verdict.answer),
@@ -64,7 +64,7 @@ def _sort_key(each: Ranked) -> tuple[int, float, float]:
 
 
 def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
-    """Return the columns of the table, title -> cells, without empty columns."""
+    """Return the cells of each column of the table, by title. Columns without content are left out."""
     rows = [each.as_json() for each in ranked]
 
     def numbers(key: str, template: str) -> list[str]:

@@ -23,13 +23,13 @@ MAX_REASONS = 5
 LEAST_S = 10.0
 """Minimum seconds between two writes of the report page."""
 SHARE = 0.01
-"""Maximum fraction of the sweep's time for writing report pages."""
+"""Maximum fraction of the sweep's time to spend on writing report pages."""
 SECONDS_PER_RUN = 0.01
-"""Expected seconds per run to write the first page. A later page is expected to take as long as the page before."""
+"""Expected seconds per run to write the first page. Each later page is expected to take as long as the previous one."""
 
 
 def finish_sweep(sweep_dir: Path) -> None:
-    """Print, write and track the results of a sweep. Warn if the page or the tracker fails. May raise Interrupted."""
+    """Report a sweep's results in a table, a page and the tracker. Warn if the page or tracker fails. May raise Interrupted."""
     with interruptible():
         # The first run's tracker receives the table. The tracker loads its library while the page is written.
         tracking = Trackers(sweep_dir, first_experiment(sweep_dir, run_names(sweep_dir)).tracker)

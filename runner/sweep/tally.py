@@ -53,7 +53,7 @@ class Tally:
         return run
 
     def _compare(self, run: Run) -> None:
-        """Remember the run if it is the fastest completed run."""
+        """Remember the run if it is the fastest completed run so far."""
         value = speed_of(run)
         if value is not None and (self._fastest is None or value > self._fastest[0]):
             self._fastest = value, run
@@ -65,7 +65,7 @@ class Tally:
 
     @property
     def left(self) -> str:
-        """The text `about 2m10s left`, or an empty text if no run has ended or no run is left."""
+        """The text `about 2m10s left`, or an empty string if no run has ended or no run is left."""
         if not self._left or not self._seconds:
             return ""
         expected = len(self._left) * fmean(self._seconds) - (time.monotonic() - self._since)
@@ -89,19 +89,19 @@ class Tally:
 
 
 def speed_of(run: Run) -> float | None:
-    """Return the speed of a completed run, or None for another run. The fastest run has the highest speed."""
+    """Return the speed of a completed run, or None if the run has not completed. Higher is better."""
     return speed_figure([run.figures]).values([run.figures])[0] if run.state == "completed" else None
 
 
 class RunLines(Tally):
     """
-    Prints a line for each run that has ended. Without a terminal, RunLines replaces LiveTable, with the same methods.
+    Prints a line for each run that has ended. Replaces LiveTable, with the same methods, if there is no terminal.
 
     Example: `#3 fsdp2 full: completed, 1,086 WPS per device, 0.60 GiB host, loss 5.0710 (4 of 12, about 2m10s left)`
     """
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path], *, steps: bool) -> None:
-        """Prepare for the runs `todo`. `steps`: whether each run prints its steps."""
+        """Prepare to execute the runs `todo`. `steps`: whether each run prints its steps."""
         super().__init__(run_dirs, todo)
         self.steps = steps
         self._slow = Slow()
@@ -119,7 +119,7 @@ class RunLines(Tally):
             say(f"\n{self.label(run_dir)}")
 
     def refresh(self, phase: str = "") -> None:
-        """Print the phase of the run if the phase lasts long."""
+        """Print the phase of the run if the phase lasts longer than SILENT_S seconds."""
         self._slow.doing(phase)
 
     def run_ended(self, run_dir: Path) -> None:
@@ -135,7 +135,7 @@ class RunLines(Tally):
         say(one_line(f"{self.whose(run_dir)}{result} ({self._progress(run_dir)})"))
 
     def _progress(self, run_dir: Path) -> str:
-        """Return a text with the progress of the sweep and the fastest run."""
+        """Return the progress of the sweep and the fastest run as text."""
         if self.earlier:  # the total is unknown: an adaptive sweeper chooses further batches
             return f"run {self.done}"
         parts = [f"{self.done} of {self.total}", self.left]
