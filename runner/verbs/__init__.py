@@ -1,1 +1,1 @@
-"""The verbs, one module per verb. A verb is a function from arguments to the exit status, declared in `runner/commands`."""
+"""The verbs, one module per verb. A verb is a function that takes arguments and returns an exit status."""

@@ -1,4 +1,4 @@
-"""`meshrunner place`: write run directories and start nothing."""
+"""`meshrunner place`: write run directories without starting any run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshrunner.runner.verbs.reference.queries import answered
 
 
 def place(arguments: list[str]) -> int:
-    """Write the directories of a run or a sweep; raise ConfigError for a wrong configuration."""
+    """Write the directory of a run or sweep. Raise ConfigError if the configuration is invalid."""
     composer = Composer(parse("place", [*arguments, "hydra/launcher=place"]))
     if answered(composer):
         return 0
@@ -34,7 +34,7 @@ def place(arguments: list[str]) -> int:
 def checked(
     composed: Composed, workers_of: Callable[[Experiment], int], *, here: bool
 ) -> tuple[Experiment, dict[str, Any]]:
-    """Check and predict a single run, for this machine if `here`. Return the experiment and the content of plan.json."""
+    """Check and predict a single run; `here`: it starts on this machine. Return the experiment and the contents of plan.json."""
     with naming("checking the configuration"):
         experiment = check(composed.config)
         workers = workers_of(experiment)

@@ -7,7 +7,7 @@ from meshrunner.runner.process.signals import hold_stop_requests
 
 
 def resume(arguments: list[str]) -> int:
-    """Resume a run or a sweep; raise ConfigError for wrong arguments and for a run that cannot continue."""
+    """Resume a run or sweep. Raise ConfigError if the arguments are invalid or the run cannot continue."""
     from meshrunner.runner.commands.parser import existing, parse
     from meshrunner.runner.config.experiment import check
     from meshrunner.runner.config.resumable import more_to_train

@@ -14,7 +14,7 @@ HYDRA_QUERIES = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
 
 
 def run(arguments: list[str]) -> int:
-    """Train a run or a sweep; raise ConfigError for a wrong configuration before any run starts."""
+    """Execute a run or sweep. If the configuration is invalid, raise ConfigError before any run starts."""
     asks = any(argument.startswith(HYDRA_QUERIES) for argument in arguments)
     if not asks:
         warm()  # start early: the forkserver imports torch while Hydra composes here
@@ -49,13 +49,13 @@ def run(arguments: list[str]) -> int:
 
 
 def _collect_again() -> None:
-    """Enable garbage collection again because the process may live for days. Imported objects stay exempt."""
+    """Enable garbage collection again, because the process may live for days, but exempt the objects that imports created."""
     gc.freeze()
     gc.enable()
 
 
 def execute_and_report(run_dir: Path, *, force: bool = False) -> int:
-    """Execute a run directory and print the result; return the exit status."""
+    """Execute the run in a directory, print the result, and return the exit status."""
     from meshrunner.runner.launch.execute import execute
     from meshrunner.runner.launch.report import report
     from meshrunner.runner.rundir import EXIT_STATUS

@@ -1,4 +1,4 @@
-"""`meshrunner submit`: write run directories and submit them to SLURM, or submit unfinished runs again."""
+"""`meshrunner submit`: write run directories and submit their runs to SLURM, or submit unfinished runs again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ USAGE = "usage: meshrunner submit [OVERRIDES] [-m], or meshrunner submit DIR [hy
 
 
 def submit(arguments: list[str]) -> int:
-    """Submit runs; raise ConfigError if the arguments are wrong or, with SLURM's reason, if SLURM refuses the runs."""
+    """Submit runs and return the exit status. Raise ConfigError if the arguments are invalid or SLURM refuses the runs."""
     options, arguments = split("submit", arguments)
     dry_run = ["hydra.launcher.dry_run=true"] * options.dry_run
     overrides = parse("submit", arguments).overrides
@@ -60,7 +60,7 @@ def submit(arguments: list[str]) -> int:
 
 
 def submit_one(composed: Composed) -> int:
-    """Submit a single run; return the exit status."""
+    """Submit a single run and return the exit status."""
     settings = Slurm.read(composed.launcher)
     composed = settings.apply_to(composed)
     experiment, plan = checked(composed, settings.workers, here=False)
@@ -71,7 +71,7 @@ def submit_one(composed: Composed) -> int:
 
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
-    """Submit the unfinished runs of a directory with the last settings, changed by `hydra.launcher.KEY=VALUE` overrides."""
+    """Submit the unfinished runs of a directory with their last settings, as changed by `hydra.launcher.KEY=VALUE` overrides."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     # A run of a sweep has the settings of the sweep, unless it was submitted separately.
@@ -108,7 +108,7 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Return the last submission's settings, or {} if nothing was submitted; raise ConfigError if their file is damaged."""
+    """Return the settings of the last submission, or {} if there is none. Raise ConfigError if the settings file is damaged."""
     try:
         return JsonFile.load(folder / SLURM_SETTINGS).as_json()
     except (OSError, ValueError) as error:

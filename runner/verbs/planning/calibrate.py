@@ -1,4 +1,4 @@
-"""`meshrunner calibrate`: fit the constants of a `hardware` file to measured runs. `plan` predicts speeds from the file."""
+"""`meshrunner calibrate`: fit the constants of a `hardware` file, from which `plan` predicts speeds, to measured runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(arguments: list[str]) -> int:
-    """Fit constants, print each run's error and write the file; raise ConfigError for wrong arguments or too similar runs."""
+    """Fit constants, print each run's error and write the file. Raise ConfigError for invalid arguments or too similar runs."""
     given = parse("calibrate", arguments)
     with garbage_collection_disabled(), naming("tracing the runs, fitting the constants"):
         from meshrunner.runner.calibrate import calibrate_device
@@ -62,7 +62,7 @@ def _show(calibration: Calibration) -> None:
 
 
 def _as_yaml(calibration: Calibration) -> str:
-    """Return the text of a `hardware` file. Numbers have four significant digits, more than the measured runs determine."""
+    """Return the text of a `hardware` file. Numbers have four significant digits, which exceeds the precision of the fit."""
     import yaml
 
     def rounded(value: Any) -> Any:

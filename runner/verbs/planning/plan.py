@@ -19,7 +19,7 @@ from meshrunner.runner.verbs.reference.queries import answered
 
 @garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
 def plan(arguments: list[str]) -> int:
-    """Predict one run or rank the runs of a grid; raise ConfigError for a wrong configuration."""
+    """Predict one run, or rank the runs of a grid. Raise ConfigError if the configuration is invalid."""
     if {"-m", "--multirun"} & set(arguments):
         warm()  # start early: the forkserver imports torch while Hydra composes here
     options, overrides = split("plan", arguments)
@@ -70,7 +70,7 @@ def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> None:
 
 
 def _show(forecast: Forecast, findings: Sequence[str]) -> None:
-    """Print the findings of a search, the verdict, and the predicted figures."""
+    """Print the result of --max, if given, then the verdict and the predicted figures."""
     screen = console()
     for finding in findings:
         screen.print(finding, soft_wrap=False)
@@ -83,7 +83,7 @@ def _show(forecast: Forecast, findings: Sequence[str]) -> None:
 
 
 def _searched(search: LargestThatFits) -> list[str]:
-    """Return the result of --max as a list of one sentence, or an empty list if the search tried no value."""
+    """Return a one-sentence list with the result of --max, or an empty list if the search tried no value."""
     key, value = search.key, search.value
     if value:
         return [f"{key}={value} {'fits; the search stops there' if value == MOST else 'is the largest that fits'}"]
@@ -106,7 +106,7 @@ def _remarks(forecast: Forecast) -> list[str]:
 
 
 def _rows(forecast: Forecast) -> list[tuple[str, str]]:
-    """Return the (name, value) rows of the table of figures."""
+    """Return the rows of the table of predicted figures as (name, value)."""
     rows, memory, speed = [], forecast.memory, forecast.speed
     if memory is not None:
         largest_first = sorted(memory.by_category_gib.items(), key=lambda item: -item[1])

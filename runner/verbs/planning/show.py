@@ -1,4 +1,4 @@
-"""`meshrunner show`: print the parameters, FLOPs, mesh, memory per device and wrap plan of a run; start nothing."""
+"""`meshrunner show`: print a run's parameters, FLOPs, mesh, memory per device and wrap plan without starting the run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHOLE_GRADIENTS = "whole gradients between micro batches"
 
 @garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
 def show(arguments: list[str]) -> int:
-    """Print the facts of one run; raise ConfigError for a wrong configuration."""
+    """Print the properties of one run. Raise ConfigError if the configuration is invalid."""
     options, overrides = split("show", arguments)
     composer = Composer(parse("show", overrides))
     if answered(composer):
@@ -89,7 +89,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
 
 
 def _lowered(experiment: Experiment, network: Network) -> str:
-    """Return a remark on parameters that should stay in fp32 but do not, or an empty string."""
+    """Return a note on parameters that should stay in fp32 but are lowered, or an empty string if there are none."""
     layout = experiment.parallelism
     names = [name for name, _ in network.named_parameters() if network.stays_fp32(name)]
     if experiment.precision.param_dtype is None or not names or layout.mixes_dtypes():
@@ -104,7 +104,7 @@ def _mesh(dims: dict[str, int]) -> str:
 
 
 def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> int:
-    """Return the bytes of tokens that a device exchanges with experts in a step, including tokens that stay on the device."""
+    """Return the bytes a device exchanges with experts in one step, including tokens routed to experts on the same device."""
     option, total = experiment.activation_checkpoint, 0
     for block in range(len(network.block_names())):
         passes = 3 if option.recomputes(block) and option.repeats_exchange else 2  # forward, backward, recomputation
@@ -116,7 +116,7 @@ def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> 
 def _memory(
     experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: ExpectedDevices
 ) -> Table:
-    """Return a table of the bytes that a device holds from step to step, and their share of the device memory."""
+    """Return a table of the bytes that a device holds between steps, ending with their share of the device's memory."""
     layout, precision = experiment.parallelism, experiment.precision
     held = [layout.stored(unit, precision, degrees) for unit in units.values()]
     tensors = sum(parameter.trained for unit in units.values() for parameter in unit.parameters)
@@ -142,7 +142,7 @@ def _memory(
 def _plan(
     experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Table:
-    """Return a table of the units: parameters outside of inner units, and a device's traffic in a step."""
+    """Return a table of the units: parameters without those of nested units, and bytes gathered and reduced in one step."""
     from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
     micro_batches = experiment.accumulation(degrees.data)[1]
@@ -172,7 +172,7 @@ def _plan(
 def _buffers(
     experiment: Experiment, network: Network, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Iterator[str]:
-    """Yield lines with the peak bytes of a device's communication buffers under each allocation method."""
+    """Yield one line for all-gathers and one for reductions: a device's peak buffer bytes under each allocation method."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}
@@ -186,7 +186,7 @@ def _buffers(
 
 
 def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network) -> str:
-    """Return a text with the number of recomputed blocks and the bytes that each recomputed block keeps of a micro batch."""
+    """Return a line with the number of recomputed blocks and the bytes that each of them keeps for backward per micro batch."""
     option, blocks = experiment.activation_checkpoint, len(network.block_names())
     recomputed = sum(map(option.recomputes, range(blocks)))
     title = f"recompute: {option.kind}, {recomputed} of {blocks} blocks"

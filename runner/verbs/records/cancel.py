@@ -1,4 +1,4 @@
-"""`meshrunner cancel`: stop running and waiting runs, here and in SLURM's queue."""
+"""`meshrunner cancel`: stop runs on this machine and running or queued SLURM jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from meshrunner.runner.slurm.submit import counted, job_id
 
 
 def cancel(arguments: list[str]) -> int:
-    """Stop the runs of a directory; return 1 if some runs could not be examined."""
+    """Stop the runs of a directory. Return 1 if the records of some runs are damaged or missing, otherwise 0."""
     folder = existing(parse("cancel", arguments).directory)
     if not is_run(folder) and not is_sweep(folder):
         raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}")
@@ -47,7 +47,7 @@ def cancel(arguments: list[str]) -> int:
 
 
 def _interrupt(run_dir: Path) -> bool:
-    """Interrupt the process that executes a run on this machine outside SLURM; return whether such a process exists."""
+    """Interrupt the process that executes a run on this machine outside SLURM. Return whether there was such a process."""
     status = read_status(run_dir)
     owner = status.owner
     if owner is None or not owner.pid or owner.slurm_job_id or owner.host != socket.gethostname():
@@ -59,7 +59,7 @@ def _interrupt(run_dir: Path) -> bool:
 
 
 def _stop_jobs(run_dirs: Sequence[Path]) -> int:
-    """Cancel the running and waiting jobs of some runs; return the number of jobs."""
+    """Cancel the running and queued SLURM jobs of some runs. Return the number of cancelled jobs."""
     numbers = {run_dir: number for run_dir in run_dirs if (number := job_id(run_dir))}
     known = jobs(numbers.values())
     active = {run_dir: number for run_dir, number in numbers.items() if number in known and known[number].active}

@@ -10,7 +10,7 @@ from meshrunner.runner.console import say
 
 
 def compare(arguments: list[str]) -> int:
-    """Compare runs and print the result; raise ConfigError for wrong arguments and directories without runs."""
+    """Compare runs and print the result. Raise ConfigError if arguments are invalid or a directory has no runs."""
     given = parse("compare", arguments)
     comparison = compare_runs(read_runs(given.directories), given.baseline)
     comparison = select(comparison, given.where, given.sort, given.top)

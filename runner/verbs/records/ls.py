@@ -28,26 +28,26 @@ WPS = figure_of("perf/wps")
 DEPTH = 8
 """Number of directory levels to search."""
 LATEST = 2.0**32
-"""Latest Unix time to show, because damaged runs may hold impossible times."""
+"""Latest Unix time to show. Damaged runs may contain impossible times."""
 WIDEST_WHAT = 72
-"""Maximum characters of a description on a terminal."""
+"""Maximum number of characters of a description on a terminal."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run or a sweep, from its status.json and summary.json."""
+    """A run or sweep to list."""
 
     path: Path
     began: datetime
     """Time at which the first run began or, if no run has begun, at which the directory was written."""
     states: Counter[str]
-    """State -> number of runs."""
+    """Number of runs in each state."""
     wps: float | None
-    """WPS per device of the fastest completed run."""
+    """WPS per device of the fastest completed run, or None if no run with a known WPS completed."""
 
     @cached_property
     def what(self) -> str:
-        """Description: `12 runs: parallelism, micro_batch` for a sweep, the overrides for a single run."""
+        """The description: for a sweep, such as `12 runs: parallelism, micro_batch`; for a single run, its overrides."""
         if not is_sweep(self.path):
             return " ".join(each for each in read_overrides(self.path).task if not each.startswith("hydra.run.dir="))
         count = self.states.total()
@@ -56,14 +56,14 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """State: `completed` for a single run, `11 completed, 1 oom` for a sweep."""
+        """The state, such as `completed` for a single run or `11 completed, 1 oom` for a sweep."""
         if not is_sweep(self.path):
             return next(iter(self.states))
         return ", ".join(f"{count} {state}" for state, count in self.states.items())
 
     @cached_property
     def settings(self) -> dict[str, list[Any]]:
-        """Key or group -> its values in the runs, from the config.yaml of the first run and the overrides of the sweep."""
+        """The values that each key or group has in the runs, read from the first run's config.yaml and the sweep's overrides."""
         names = run_names(self.path) if is_sweep(self.path) else [""]
         run = read_run(self.path / names[0]) if names else None
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}
@@ -77,7 +77,7 @@ class Entry:
 
 
 def ls(arguments: list[str]) -> int:
-    """List runs and sweeps; raise ConfigError for wrong arguments and directories that do not exist."""
+    """List runs and sweeps. Raise ConfigError if arguments are invalid or a directory does not exist."""
     given = parse("ls", arguments)
     if given.limit < 0:
         raise ConfigError(f"--limit: expected a number of at least 0, got {given.limit}")
@@ -102,7 +102,7 @@ def ls(arguments: list[str]) -> int:
 
 
 def _found(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the readable runs and sweeps at or below a directory. Do not search inside a run or sweep."""
+    """Yield the run and sweep directories at or below a directory, without searching inside them."""
     with suppress(OSError):
         if is_sweep(folder) or is_run(folder):
             yield folder
@@ -133,7 +133,7 @@ def _read(path: Path) -> Entry:
 
 
 def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field]:
-    """Return the fields that conditions can name. Read settings only if a condition names a setting."""
+    """Return the fields that `--where` can name. Read the runs' settings only if a condition names one."""
     found = {
         "state": Field([list(entry.states) for entry in entries], open=True),
         "wps": Field([[entry.wps] for entry in entries], open=True),
@@ -159,7 +159,7 @@ def _record(entry: Entry) -> dict[str, Any]:
 
 
 def _print(entries: Sequence[Entry]) -> None:
-    """Print a row for each run or sweep. On a terminal, print the path below the description and fold long cells."""
+    """Print a row per run or sweep. On a terminal, the path goes below the description, and long cells are folded."""
     titles = ("began", "what", "state", "best WPS", "path")
     rows = [
         [f"{each.began:%Y-%m-%d %H:%M}", each.what, each.state, WPS.text(each.wps, UNKNOWN), str(shown(each.path))]

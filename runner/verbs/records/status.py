@@ -1,4 +1,4 @@
-"""`meshrunner status`: show the progress of every run of a sweep, also from another shell while it is running."""
+"""`meshrunner status`: show the progress of all runs of a sweep, even while it is running in another shell."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from meshrunner.runner.rundir import StepRow, last_rows, run_labels
 from meshrunner.runner.rundir.files import SLURM_JOB
 
 LISTED = 8
-"""Maximum number of runs to name if several runs have the same reason."""
+"""Maximum number of runs to name when several runs share a reason."""
 UNREADABLE = ("damaged", "missing")
-"""States in which a run has no figures."""
+"""States of runs whose files cannot be read, so that no figures are known."""
 
 
 def status(arguments: list[str]) -> int:
-    """Print a row for every run of the directories; raise ConfigError for a directory without runs."""
+    """Print a row for every run of the directories. Raise ConfigError if a directory has no runs."""
     runs = read_runs(parse("status", arguments).directories, glance)
     views = _slurm_views(runs)
     if on_terminal():
@@ -49,7 +49,7 @@ def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 
 def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
-    """Print a table with a row per run. Below the table, print each reason and SLURM state once, with its runs."""
+    """Print a table with a row per run. Below it, print each reason or SLURM state once, with the runs that share it."""
     screen, folders = console(), {run.path.parent for run in runs}
     labels = run_labels(runs[0].path.parent) if len(folders) == 1 else {}  # the settings that vary in one sweep
     rows = []
@@ -71,7 +71,7 @@ def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 
 def _progress(run: Run) -> list[str]:
-    """Return steps done, memory and time left, from the summary if the run has ended, else from the event log."""
+    """Return a run's steps done, memory and time left, from its summary if the run has ended, otherwise from its event log."""
     if run.state in UNREADABLE:
         return [UNKNOWN] * (len(PROGRESS) - 2)
     done = run.summary.steps
@@ -83,7 +83,7 @@ def _progress(run: Run) -> list[str]:
 
 
 def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:
-    """Return `JOB_ID: STATE` for each run that was submitted to SLURM, or {} if no run was submitted."""
+    """Return the SLURM job of each submitted run, as `JOB_ID: STATE` by run directory."""
     submitted = [run.path for run in runs if (run.path / SLURM_JOB).is_file()]
     if not submitted:
         return {}

@@ -1,1 +1,1 @@
-"""Commands that explain verbs and keys, the schema of a configuration, and this machine."""
+"""Commands that explain verbs and keys, print the schema of a configuration, and describe this machine."""

@@ -1,4 +1,4 @@
-"""`meshrunner doctor`: report what this machine has, what is missing and why it matters."""
+"""`meshrunner doctor`: report this machine's software and hardware, and the consequences of missing parts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from meshrunner.runner.console import console, table_of
 
 
 def doctor(arguments: list[str]) -> int:
-    """Print the software and hardware that runs depend on; raise ConfigError for any argument."""
+    """Print the software and hardware that runs depend on. Raise ConfigError if any argument is given."""
     parse("doctor", arguments)
     console().print(table_of(findings(), ("", "found", "consequence")))
     return 0
 
 
 def findings() -> Iterator[tuple[str, str, str]]:
-    """Yield (subject, finding, reason) for everything that a run depends on. The reason is empty if nothing is missing."""
+    """Yield (part, finding, consequence) for each part that a run depends on. The consequence is empty if nothing is missing."""
     import torch
     import torch.distributed as dist
 

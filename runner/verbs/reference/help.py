@@ -1,4 +1,4 @@
-"""`meshrunner help TERM`: explain a key (also of Hydra), group or option. The command line itself answers `help VERB`."""
+"""`meshrunner help TERM`: explain a group, an option or a key, including Hydra's. `help VERB` is answered elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ABOUT = {
     shipped.EXPERIMENT: "A named sweep or set of keys. Works with -m and with other overrides. --config-dir adds your own.",
     shipped.LAUNCHER: "Executes the runs; `meshrunner submit` uses slurm by default.",
 }
-"""Group that is not part of an Experiment -> its explanation."""
+"""Explanations of the two groups that are not part of an Experiment."""
 DEFAULTS = (
     "Options and files that a YAML file builds on (Hydra's defaults list). _self_ is the place of the file's own keys."
 )
@@ -43,11 +43,11 @@ HYDRA = {
     "hydra.hydra_help": "Your own text for --hydra-help: hydra_help, template.",
     "hydra": "Hydra's settings that are useful here, and the settings that replace the others.",
 }
-"""Hydra key that has an effect here -> its explanation, because no field of an Experiment documents the key."""
+"""Explanations of the Hydra keys that have an effect here. No field of an Experiment documents these keys."""
 
 
 def help(arguments: list[str]) -> int:
-    """Explain a term; raise ConfigError with the nearest known name if the term is unknown."""
+    """Explain a term. If it is unknown, raise a ConfigError that suggests the nearest known name."""
     given = parse("help", arguments)
     with shipped.also_in(given.config_dir):
         say(explanation(given.term))
@@ -55,7 +55,7 @@ def help(arguments: list[str]) -> int:
 
 
 def explanation(term: str) -> str:
-    """Explain a key, group or option; raise ConfigError with the nearest known name if the term is unknown."""
+    """Return an explanation of a key, group or option. If the term is unknown, raise a ConfigError with the nearest name."""
     name, _, option = term.lstrip("+~").partition("=")
     group = shipped.LAUNCHER if name == "hydra.launcher" else name
     if group not in shipped.groups() and group.rpartition("/")[0] in shipped.groups():  # GROUP/OPTION, a file's path
@@ -75,7 +75,7 @@ def explanation(term: str) -> str:
 
 
 def every_key() -> Iterator[Key]:
-    """Yield all keys, including those of hydra/launcher=slurm and of the classes that `shipped.also_in` adds."""
+    """Yield all keys, including those of hydra/launcher=slurm and of the user's own classes."""
     yield from catalog.every_key()
     yield from launcher_keys()
 
@@ -109,7 +109,7 @@ def _explain_group(group: str, option: str, keys: list[Key]) -> str:
 
 
 def _explain_hydra(name: str) -> str:
-    """Return the meaning of a Hydra key or the setting that replaces it; return an empty string for any other name."""
+    """Return an explanation of a Hydra key, or of the key to use instead of it. Return an empty string for any other name."""
     if name == "defaults" or name.endswith(".defaults"):
         return f"{name}\n{paragraph(DEFAULTS)}"
     full = next((key for key in (*HYDRA, *REFUSED, *SILENT) if key.endswith(f".{name}")), name)

@@ -1,4 +1,4 @@
-"""Answer Hydra's flags that ask for information (--help, --cfg, --info) instead of executing the verb."""
+"""Answers Hydra's information flags (--help, --cfg, --info) instead of executing the verb."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LISTED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.mode", "hydra.sweeper.param
 
 
 def answered(composer: Composer) -> bool:
-    """Answer a flag that asks for information; return False if none was given. --help explains every key and its value."""
+    """Answer an information flag and return True, or return False if none is given. --help explains all keys and values."""
     helped = composer.helped()
     if helped is None:
         return composer.answer_query()

@@ -14,13 +14,13 @@ from meshrunner.runner.verbs.reference.help import unknown
 
 
 def schema(arguments: list[str]) -> int:
-    """Print a JSON schema; raise ConfigError for an unknown group."""
+    """Print a JSON schema. Raise ConfigError if the group is unknown."""
     say(json.dumps(schema_of(parse("schema", arguments).group), indent=2))
     return 0
 
 
 def schema_of(group: str | None) -> dict[str, Any]:
-    """Return the schema of a group's files; without a group, the schema of a run's config.yaml."""
+    """Return the schema of a group's files or, without a group, of a run's config.yaml."""
     if not group:
         return json_schema.resolved_schema(Experiment)
     if group == shipped.EXPERIMENT:
