@@ -1,1 +1,1 @@
-"""SLURM: writes and submits scripts, and reads the state of jobs."""
+"""Writes and submits SLURM scripts, and reads the state of jobs."""

@@ -66,15 +66,15 @@ class Slurm(Section):
     uses only some GPUs, and the cluster's default if it uses none. Options for CPUs or memory in `extra` replace these defaults.
     """
     cpus_per_gpu: CountOrNull
-    """CPUs per GPU if a run does not use all GPUs of its nodes; null: the cluster's default."""
+    """CPUs to request per GPU if a run does not use all GPUs of its nodes; null: the cluster's default."""
     time: Annotated[str | None, BeforeValidator(_time)]
     """Time limit as quoted text, '12:00:00' or '2-00:00:00'; null: the partition's limit. Without quotes, YAML reads a number."""
     max_parallel: CountOrNull
-    """Maximum number of tasks of a sweep's job array that run at once; null: no limit."""
+    """Maximum number of tasks in a sweep's job array that run at the same time; null: no limit."""
     max_requeues: Annotated[int, whole(at_least=0)]
     """Maximum restarts (from the last checkpoint) of a job that is preempted, reaches its time limit or loses a node."""
     notice_s: int = Field(ge=0, le=65535)
-    """Seconds before the time limit at which SLURM asks a job to save a checkpoint and stop."""
+    """Seconds of notice before the time limit, in which a job can save a checkpoint and stop."""
     extra: list[str]
     """Additional options for sbatch: ['--mail-type=END', '--exclude=node7']."""
     srun: list[str]

@@ -1,1 +1,1 @@
-"""Sweeps: writes the run directories of all combinations, and executes the runs."""
+"""Writes the run directories for all combinations of a sweep, and executes the runs."""

@@ -78,7 +78,7 @@ class SweepBatch:
 
     @property
     def ordered(self) -> list[tuple[Combination, Composed]]:
-        """Runs in order of execution. Repeats are interleaved so that a drift in speed affects all combinations alike."""
+        """Runs in execution order. Repeats are interleaved so that drift in machine speed affects all combinations alike."""
         rounds = zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True)
         return [pair for pairs in rounds for pair in pairs]
 

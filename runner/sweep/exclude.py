@@ -26,7 +26,7 @@ class ExcludeCondition(NamedTuple):
 
     key: str
     values: dict[str, Any]
-    """The text of each value or option as typed -> the value that Hydra parses from the text."""
+    """Each value or option as typed in the rule, mapped to the value that Hydra parses from it."""
 
     def matches(self, composed: Composed) -> bool:
         """Return whether a combination has one of the listed options or values."""

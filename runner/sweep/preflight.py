@@ -45,7 +45,7 @@ def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: 
 
 
 def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
-    """Add predictions to the batch. Warn about combinations that do not fit; if sweep.preflight=skip, mark them as skipped."""
+    """Return the batch with predictions. Warn about combinations that do not fit; with sweep.preflight=skip, also skip them."""
     jobs = [
         job
         for job in batch.combinations

@@ -95,7 +95,7 @@ def speed_of(run: Run) -> float | None:
 
 class RunLines(Tally):
     """
-    Prints a line for each run that has ended. Replaces LiveTable, with the same methods, if there is no terminal.
+    Prints a line for each run that has ended. Has the methods of LiveTable and replaces it if there is no terminal.
 
     Example: `#3 fsdp2 full: completed, 1,086 WPS per device, 0.60 GiB host, loss 5.0710 (4 of 12, about 2m10s left)`
     """
