@@ -58,7 +58,7 @@ class Parallelism(Option):
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. If not, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit as often as forward calls the unit, and never all-gathers an embedding."""
+    """Whether backward all-gathers a unit as often as forward calls the unit, but never all-gathers an embedding."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: number of devices / (replicate x tensor)."""

@@ -210,7 +210,7 @@ def without_update(optimizer: Optimizer) -> Iterator[None]:
 
 
 def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
-    """Return the classes of a plan's units. Raise ConfigError if wrapping all modules of some classes cannot realise the plan."""
+    """Return the classes of a plan's units. Raise ConfigError if the package, which wraps whole classes, cannot follow it."""
     for name, unit in plan.items():
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
             units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"

@@ -36,7 +36,7 @@ def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
 
 
 def named_mesh(device_type: str, dims: dict[str, int]) -> DeviceMesh:
-    """Build a mesh over all ranks. dims: name -> size of each dimension, outermost first."""
+    """Build a mesh over all ranks. dims: the size of each dimension by name, outermost first."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))

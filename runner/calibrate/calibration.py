@@ -114,7 +114,7 @@ class _Candidate(NamedTuple):
     device: ExpectedDevices
     """Device of the run. A CPU's name includes the number of threads per worker, because its rates depend on that number."""
     matmul_rate: dict[str, float]
-    """On a CPU: for the key in `CPUSpeed` of the run's dtype, ROUGH x the measured matmul rate. Empty for a GPU."""
+    """On a CPU: ROUGH x the measured matmul rate, under the `CPUSpeed` key for the run's dtype. Empty for a GPU."""
 
 
 def _candidate(name: str, row: Row) -> _Candidate:
@@ -156,7 +156,7 @@ def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
 
 
 def _device(candidates: Sequence[_Candidate]) -> GPU | CPU:
-    """Return the device that all runs used. Set each matmul rate of a CPU that at least one run measured."""
+    """Return the device that all runs used. For a CPU, set each matmul rate that at least one run measured."""
     names = list(dict.fromkeys(each.device.name for each in candidates))
     if len(names) > 1:
         raise ConfigError(

@@ -20,7 +20,7 @@ from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.predict import Workload
 
 NOISE_OF_GPU, NOISE_OF_CPU = 0.02, 0.05
-"""Standard deviation of the logarithm of a measured speed. It includes errors of the method of prediction."""
+"""Standard deviation of the logarithm of a measured speed. It also covers errors of the prediction."""
 
 
 class FittedConstant(NamedTuple):
@@ -78,7 +78,7 @@ class Fitted(NamedTuple):
     unknown: dict[str, float]
     """For each key: the standard deviation of the constant's logarithm after the fit, divided by that before the fit."""
     ratio_unknown: float
-    """The same quotient for matmul speed / memory speed. This ratio decides how eager and compiled speeds differ."""
+    """The same quotient for the ratio of matmul to memory speed. This ratio decides how eager and compiled speeds differ."""
 
     @property
     def tells_apart(self) -> bool:
@@ -131,7 +131,7 @@ def constant(hardware: GPU | CPU, key: str) -> float:
 
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
-    """Return the option with constants, and those coupled to them, multiplied by factors and limited to their `most`."""
+    """Return the option with constants, and those coupled to them, multiplied by `factors` and capped at `most`."""
     for each in (*OF_GPU, *OF_CPU):
         for key in filter(None, (each.key, each.coupled)):
             factor = factors.get(key, factors.get(each.key))

@@ -121,7 +121,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     """
     Merge repeats into rows, sort the rows, and compare each row with its baseline.
 
-    `baseline` is `key=value`. The baseline of a row is the row that has this value and equals it in every other varying
+    `baseline` is `key=value`. A row's baseline is the row that has this value and the same value of every other varying
     key. Raise ConfigError if the key does not vary or no row has the value.
     """
     keys = Keys(runs)
@@ -224,7 +224,7 @@ def _compared(row: Row, baseline: Row, speed: Figure) -> Against:
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
     """
-    Return `Comparison.scaling`. Rows are compared with the first row with the fewest devices and otherwise equal keys.
+    Return `Comparison.scaling`, relative to the first row that has the fewest devices and otherwise equal keys.
 
     WPS uses wall-clock time, on CPUs too: scaling depends on the time spent waiting for other processes, but CPU time omits it.
     """

@@ -1,4 +1,4 @@
-"""Summarise a comparison in two to four sentences. Figures are given only for tested rows, so that noise is not reported."""
+"""Summarise a comparison in two to four sentences. Only tested rows get figures, so that noise is not taken for a difference."""
 
 from __future__ import annotations
 

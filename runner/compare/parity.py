@@ -46,7 +46,7 @@ class Parity:
 
 
 def short(number: str) -> str:
-    """Drop the leading zero of an exponent: 3.1e-03 -> 3.1e-3."""
+    """Drop the leading zero of an exponent: 3.1e-03 becomes 3.1e-3."""
     return number.replace("e-0", "e-").replace("e+0", "e+")
 
 

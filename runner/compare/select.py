@@ -59,7 +59,7 @@ class Filter(NamedTuple):
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if `=` or `!=` names a value not in `values`, or if `values` has no number for `<` or `>`."""
+        """Raise ConfigError if `=` or `!=` names a value not in `values`, or if `<` or `>` finds no number in `values`."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):

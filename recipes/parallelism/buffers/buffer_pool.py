@@ -97,7 +97,7 @@ class BufferPool:
         return buffer
 
     def schedule(self) -> Schedule:
-        """Return the schedule of the recorded requests. It uses only their order, because release times differ between ranks."""
+        """Return the schedule of the recorded requests. Only their order counts: release times differ between ranks."""
         passes = groupby(self._requests, key=lambda request: request[0])
         return schedule(self._buckets, [(which, [unit for _, unit in part]) for which, part in passes], self._in_flight)
 
@@ -129,7 +129,7 @@ class BufferPool:
             )
 
     def _wait_until_free(self, unit: str, begin: int = 0, end: int = 0) -> None:
-        """Wait until the unit's other buffers and those that overlap the range are released, or raise ConfigError."""
+        """Wait until the unit's other buffers and any that overlap the range are released. Raise ConfigError after PATIENCE_S."""
         self._uses = [use for use in self._uses if not use.released()]
         deadline = time.monotonic() + PATIENCE_S
         for use in self._uses:

@@ -1,7 +1,7 @@
 """
 FSDP2's requests for communication buffers (recorded, or predicted from the wrap plan) and their offsets in one arena.
 
-`fixed_pool` and `max_pool` come from Megatron-FSDP (Megatron-LM pull request 5462). `scheduled` never needs more memory.
+`fixed_pool` and `max_pool` are Megatron-FSDP's (Megatron-LM pull request 5462). `scheduled` never needs more than `max_pool`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return the sets of units alive at the same time: after each request in `order`, the `most` last requested units."""
+    """Return the sets of units alive at the same time: after each request in `order`, the last `most` units requested."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
@@ -115,7 +115,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Assign a numbered copy to each unit: the first that no earlier unit alive at the same time uses."""
+    """Assign to each unit the number of a copy: the lowest that no earlier unit alive at the same time uses."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
