@@ -7,7 +7,6 @@ data-parallel kind uses the same plan, so kinds are compared with equal units. A
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -217,13 +216,15 @@ def has_forward(module: nn.Module) -> bool:
 
 def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
     """Return, by module name, the parameters that are also used outside the module, such as a tied embedding table."""
-    users = Counter(parameter for _, parameter in network.named_parameters(remove_duplicate=False))
+    users: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        users.setdefault(parameter, []).append(name)
     found: dict[str, list[str]] = {}
-    for name, module in network.named_modules():
-        inside = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
-        for own, parameter in module.named_parameters(name):
-            if inside[parameter] < users[parameter]:
-                found.setdefault(name, []).append(own)
+    for names in (names for names in users.values() if len(names) > 1):
+        for name in names:
+            for module in accumulate(name.split(".")[:-1], "{}.{}".format):
+                if not all(other.startswith(f"{module}.") for other in names):
+                    found.setdefault(module, []).append(name)
     return found
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from meshrunner.recipes.secrets import is_secret
-from meshrunner.runner.process.tree import descendants, is_alive, process_name
 from meshrunner.runner.rundir.files import WANDB
 from meshrunner.runner.trackers.base import Sink, Tracker
 
@@ -119,6 +118,9 @@ class WandbRun:
     """An open W&B run. `describe` returns the configuration to log, including all facts known so far about the run."""
 
     def __init__(self, run: Any, describe: Callable[[], dict[str, Any]]) -> None:
+        # Not at the top: psutil is slow to import, and `--help` imports this module.
+        from meshrunner.runner.process.tree import descendants, process_name
+
         self._run = run
         self._describe = describe
         self._described = False
@@ -152,5 +154,7 @@ class WandbRun:
 
     def _check(self) -> None:
         """Raise RuntimeError if wandb-core has ended. Without this check, wandb would hang or fail later with a socket error."""
+        from meshrunner.runner.process.tree import is_alive
+
         if not all(map(is_alive, self._core)):
             raise RuntimeError("wandb-core, the process that writes and sends for W&B, ended before the run did")

@@ -61,7 +61,7 @@ def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
                 "objective has no effect: the sweep tries every combination; use another hydra/sweeper to optimise for it"
             )
         return found
-    idle = [key for key in _changed(given, "") if affected_by(key, {}) == Affects.SWEEP]
+    idle = [key for key in _changed(given, "") if affected_by(key, given) == Affects.SWEEP]
     # Named experiments set sweep.baseline. A single run needs no warning about it.
     idle = [key for key in idle if key != "sweep.baseline" or _typed(given, key)]
     idle += [key for section in ONLY_SWEEPS for key in _changed(given, section)]

@@ -13,11 +13,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString, RangeSweep
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner import rundir
 from meshrunner.runner.commands import COMMANDS
 from meshrunner.runner.commands.parser import suggestion
 from meshrunner.runner.config.hydra.private import get_args_parser
 from meshrunner.runner.console import printable
-from meshrunner.runner.rundir import key_of
 
 QUOTED_KEYS = re.compile(r"(?P<key>\+{0,2}sweep\.(?P<name>exclude|baseline))=(?P<value>.*)", re.DOTALL)
 WITHOUT_SECTION = re.compile(r"\+{0,2}(?P<rule>(exclude|baseline)=.*=.*)", re.DOTALL)
@@ -66,7 +66,9 @@ def prepared(overrides: Iterable[str]) -> list[str]:
     found: list[str] = []
     for override in overrides:
         if (text := printable(override)) != override:
-            raise ConfigError(f"{key_of(text)}: remove the control character or the byte that is not UTF-8: {text!r}")
+            raise ConfigError(
+                f"{rundir.key_of(text)}: remove the control character or the byte that is not UTF-8: {text!r}"
+            )
         if override.startswith("launch.env."):
             found.append(f"++{override}")  # launch.env takes any name, so Hydra wants plus signs
         elif several := SEVERAL.fullmatch(override):
