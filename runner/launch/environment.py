@@ -42,7 +42,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
     given = dict(os.environ) | own
     defaults = {"TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor")}
     if device_type == "cuda":
-        # If several names of one setting are given, torch may ignore the name in `own`.
+        # If a setting is given under several names, torch may ignore the one in `own`, so remove the others.
         others = {name: value for name, value in given.items() if name not in launch_env.ALLOCATOR}
         given = others | launch_env.allocator_variables(own)
     if device_type == "cuda" and experiment.deterministic:

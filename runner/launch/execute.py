@@ -45,7 +45,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
         experiment = check(config)
     except ConfigError as wrong:
         raise ConfigError(f"{run_dir / CONFIG}:\n{wrong}") from None
-    warm(experiment.launch.env)  # first: it replaces a forkserver that was started without these variables
+    warm(experiment.launch.env)  # do this first: it replaces a forkserver that was started without these variables
     if (node := this_node(experiment.launch.nodes)).rank > 0:
         return _execute_other_node(run_dir, experiment, node), None
     if display is None:
@@ -98,7 +98,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
 
 def _resumes(run_dir: Path, experiment: Experiment) -> str:
     """Return a clause that says at which step `meshrunner resume` will continue the run."""
-    with suppress(ConfigError):  # `checkpoint.load` names no checkpoint
+    with suppress(ConfigError):  # raised if `checkpoint.load` names no checkpoint
         found, _ = candidates(experiment.checkpoint.load, run_dir / FOLDER)
         if found:
             return f"continues it after step {found[0].record.step}"
@@ -112,7 +112,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
 
         def run() -> Outcome:
             devices = node_devices(experiment)
-            # The attempt number 0 is never recorded: only the first node writes rows.
+            # Attempt number 0 is a placeholder: only the first node writes rows, which record the number.
             attempt = Attempt(run_dir, experiment.on(devices.type), devices, 0, peers, preemption)
             with prepare_data(experiment, run_dir):
                 return launch(attempt, lambda _: None)

@@ -32,7 +32,7 @@ def this_node(nodes: int) -> Node:
     """Return the node that this process runs on. If `nodes` is above 1, SLURM's environment variables give the node's rank."""
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
-    if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, each task is a separate run
+    if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, every task is a run of its own
         return Node(0, 1, "localhost", 0, "")
     if "SLURM_STEP_NUM_NODES" not in environment or "SLURM_NODEID" not in environment:
         only_this_node(nodes)
@@ -117,7 +117,7 @@ class Peers:
         self.publish(outcome=mine.as_json())
         if own.state == "completed":
             return own
-        # After a collateral failure, wait longer: the cause may be a lost node, found only by its missing heartbeat.
+        # If this node's failure is collateral, wait longer: the cause may be a lost node, and missing heartbeats reveal it late.
         deadline = time.monotonic() + (NODE_LOST_S + REPORT_S if own.collateral else REPORT_S)
         while len(self._outcomes()) + len(self._lost_nodes()) < len(self.others) and time.monotonic() < deadline:
             time.sleep(POLL_S)

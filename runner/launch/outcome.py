@@ -43,7 +43,7 @@ class Outcome:
 
 def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
     """Return the outcome of a hang. `steps` holds the last completed step of each worker on this node, from rank `first` on."""
-    # Ranks that wait in a collective are not the cause: the stack of the hanging rank shows no torch.distributed call.
+    # Ranks that wait in a collective are not the cause. The stack of the rank that hangs contains no torch.distributed call.
     key = "timeout_minutes" if min(steps) else "start_timeout_minutes"
     behind = [first + i for i, step in enumerate(steps) if step == min(steps)]
     alone = [rank for rank in behind if "torch/distributed" not in last_stack(rank_log(run_dir, rank))]

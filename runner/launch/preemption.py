@@ -95,14 +95,14 @@ class Preemption:
 
     def _shell_requests(self) -> bool:
         with suppress(FileNotFoundError):
-            return self.request.read_text().strip() == self.job_start  # ignore requests to earlier starts
+            return self.request.read_text().strip() == self.job_start  # ignore requests to earlier starts of the job
         return False
 
 
 def _reason() -> str:
     """Return the reason why SLURM requests a stop. Raise Interrupted if the job was cancelled."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    # SLURM_JOB_ID is ambiguous in an array: one task has the id of the whole array.
+    # In an array, SLURM_JOB_ID is ambiguous, because the id of one task is also the id of the whole array.
     with blocked(STOP_REQUESTS):  # SLURM sends SIGTERM twice to all processes of a job, including scontrol
         job = show_job(f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"])
     if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # SLURM will soon kill the processes of the job
@@ -112,7 +112,7 @@ def _reason() -> str:
         return "requeued by SLURM" if requeued else f"the job's time limit ({job.get('TimeLimit')}) is reached"
     if job.get("PreemptTime", "None") != "None":
         return "preempted by SLURM for a job of higher priority"
-    with suppress(ValueError):  # `Unknown`
+    with suppress(ValueError):  # raised by the value `Unknown`
         end = datetime.fromisoformat(job.get("EndTime", "Unknown"))
         if (end - datetime.now()).total_seconds() < NEAR_LIMIT_S:
             return f"the job's time limit ({job.get('TimeLimit')}) is near"

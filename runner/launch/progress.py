@@ -59,7 +59,7 @@ class ProgressLine:
         self.tail.read()
         self.slow = Slow()
         self.console = console()
-        to_screen = sys.stderr.isatty()  # otherwise leave stderr, which is a file
+        to_screen = sys.stderr.isatty()  # if stderr is a file, do not redirect it to the screen
         live = Live(console=self.console, refresh_per_second=5, transient=True, redirect_stderr=to_screen)
         self.live = live if self.console.is_terminal else None
         self.printed = 0.0
@@ -114,7 +114,7 @@ class ProgressLine:
             line = "  ".join(parts.values())
             if len(line) <= self.console.width - SPINNER:
                 break
-        if line != self.shown:  # an update restarts the spinner
+        if line != self.shown:  # update only for a new line, because an update restarts the spinner
             live.update(Spinner("line", Text(line)) if phase else Text(line))
             self.shown = line
 
@@ -156,7 +156,7 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
         return width - sum(max(map(len, column)) + BETWEEN for column in columns[1:])
 
     if room() < wanted:
-        # `32.14 GiB` for `32.14 GiB (33.82%)`
+        # Shorten `32.14 GiB (33.82%)` to `32.14 GiB`.
         columns = [
             tuple(c.partition(" (")[0] for c in column) if column[0] in YIELDING else column for column in columns
         ]

@@ -94,7 +94,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
             raise
         try:
             meter.profiler.out_of_memory()
-        except Exception:  # a failure of the profiler must not hide the lack of memory
+        except Exception:  # an error in the profiler must not hide the out-of-memory error
             traceback.print_exc()
         raise ran_out from error
     _kept_alive.append(model)
@@ -166,7 +166,7 @@ def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) ->
         plain=plain,
         traceback=trace,
     )
-    # The user's fault comes last: the report quotes the end of the log, and a traceback ends in the library that was called.
+    # Write the line of the user's code last: the report quotes the end of the log, but tracebacks often end inside a library.
     own = f"{found}\n" if (found := fault(error)) else ""
     sys.stderr.write(f"{message}\n" if plain else trace + own)
     sys.stderr.flush()

@@ -87,10 +87,10 @@ def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
         if attempt.peers.node.rank == 0:
             update_status(run_dir, workers=started)
         attempt.peers.publish(workers=started)
-        # Before the first step there is no progress to save.
+        # Before the first completed step, there is no progress to save, so an interrupt stops the workers at once.
         with first_interrupt(lambda: any(steps) and attempt.preemption.interrupt()):
             stalled_minutes = _watch(attempt, processes, steps, lambda: poll(PHASES[phase[0]]))
-        codes = [process.exitcode for process in processes]  # before _terminate kills the running processes
+        codes = [process.exitcode for process in processes]  # read these before `_terminate` changes them
     finally:
         _terminate(processes)
     if stalled_minutes is not None:
@@ -155,7 +155,7 @@ def _watch(
         if failed_at is not None and now - failed_at > FAILURE_GRACE_S:
             break
         if preemption.requested and not any(steps):
-            break  # without a completed step there is no progress to save, and the first step may take long
+            break  # no progress to save, and the first step may take long
         if list(steps) != seen:
             seen, since = list(steps), now
         minutes = settings.timeout_minutes if min(seen) else settings.start_timeout_minutes
@@ -170,7 +170,7 @@ def _watch(
 def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
     """Return how many bytes of the checkpoint that is being saved have been written so far."""
     size = 0
-    with suppress(FileNotFoundError):  # the checkpoint was completed during the loop
+    with suppress(FileNotFoundError):  # raised if the checkpoint is completed during the loop
         for path in (run_dir / FOLDER).glob(f"{TEMPORARY}*/*"):
             size += path.stat().st_size
     return size

@@ -108,7 +108,7 @@ def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[All
         step, part, block = each.phase
         if (step, part) != (last, "forward") or block is None or each.allocated_at > backward:
             continue
-        # `MemoryLedger` labels results of a custom autograd function temporary until they are freed.
+        # Until they are freed, `MemoryLedger` labels the results of a custom autograd function as temporary.
         if each.category in UNKNOWN and each.nbytes:
             made, alive = found[block]
             made.append(each)

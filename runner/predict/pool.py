@@ -87,7 +87,7 @@ def _start(number: int, active_only: bool) -> tuple[Connection, BaseProcess]:
     arguments = (theirs, active_only, log, dict(os.environ), list(sys.path))
     process = forkserver.context.Process(target=_answer, args=arguments, name="plan", daemon=True)
     process.start()
-    theirs.close()  # while this end is open, the child's exit goes unnoticed
+    theirs.close()  # if this copy stayed open, the child's exit would go unnoticed
     return ours, process
 
 

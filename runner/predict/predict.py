@@ -97,7 +97,7 @@ def _active_memory(
     else:
         startup, peak = extrapolate(workload.depths, *traces)
     capacity, needed = _capacity(device), max(peak.total, startup)
-    # The categories at start-up are not known at full depth.
+    # At full depth, the start-up memory is known only in total, not by category.
     kind, by_category = ("active", peak.by_category) if peak.total >= startup else ("active at start-up", {})
     verdict = Verdict(
         judge(needed, capacity, ACTIVE_ERROR_PCT / 100, lambda nbytes: needed <= nbytes),

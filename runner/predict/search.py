@@ -63,7 +63,7 @@ def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, 
     _refuse_other_than_whole(_composed(overrides), key)
     value = largest(fits, allowed)
     if not found:
-        check_on_devices(config)  # raises ConfigError with the reason
+        check_on_devices(config)  # raises ConfigError with the reason why 1 is not allowed
     shown = value or next(iter(found))
     forecast = found[shown]
     if forecast.verdict.answer == NOT_PLANNED:

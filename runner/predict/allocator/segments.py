@@ -160,12 +160,12 @@ class ExpandableSegments(Segments):
         block = self._lowest_range(pool, size)
         if not block.mapped and not self._map(block, min(size, block.size)):
             return None
-        while block.size < size:  # the range has room, so the block after this one is unmapped
+        while block.size < size:  # the range is large enough, so the next block is unmapped
             after = block.after
             assert after is not None
             if not self._map(after, min(size - block.size, after.size)):
                 return None
-            block = after  # `_map` merged the blocks
+            block = after  # `_map` merged `block` into it
         pool.remove(block)
         return block
 

@@ -22,7 +22,7 @@ LOWER = {
 FP32_ON_CPU: set[Any] = {F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss}
 FP32_ON_CUDA = FP32_ON_CPU | {
     *(F.softplus, F.layer_norm, F.rms_norm, F.softmax, F.log_softmax),
-    *(torch.layer_norm, torch.rms_norm),  # the compiler's view of the norms
+    *(torch.layer_norm, torch.rms_norm),  # the compiler sees these functions for the norms
     *(torch.softmax, torch.log_softmax, torch.logsumexp, torch.exp, torch.expm1, torch.log, torch.log1p, torch.pow),
     *(torch.rsqrt, torch.reciprocal, torch.sum, torch.cumsum, torch.cumprod, torch.prod, torch.linalg.vector_norm),
     *(Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.pow, Tensor.__pow__, Tensor.rsqrt, Tensor.reciprocal),
@@ -58,7 +58,7 @@ class _Autocast(TorchFunctionMode):
             off = self.dtype is None or self.active[-1] is not self
         if off:
             return func(*args, **kwargs)
-        fp32 = FP32_ON_CUDA if self.on_cuda else FP32_ON_CPU  # not an attribute: dynamo could not guard on that
+        fp32 = FP32_ON_CUDA if self.on_cuda else FP32_ON_CPU  # dynamo could not guard on an attribute with these sets
         dtype = self.dtype if func in LOWER else torch.float32 if func in fp32 else None
         if dtype is None:
             return func(*args, **kwargs)
@@ -84,7 +84,7 @@ def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]
     active: list[_Autocast] = []
 
     def autocast(device: str, dtype: torch.dtype | None = None, *, enabled: bool = True, **kwargs: Any) -> Any:
-        # Checkpointing stores the autocast arguments of the forward, and recomputes under an autocast with these arguments.
+        # Checkpointing stores the autocast arguments of the forward pass and passes them to the autocast of the recomputation.
         if forward_dtype := kwargs.pop("dtype_on_meta", None):
             return autocast("meta", forward_dtype)
         if device != "meta":

@@ -38,8 +38,8 @@ CPU = torch.device("cpu")
 
 def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
     """Make torch.compile interpret its graphs on meta until `in_torch` exits."""
-    in_torch.callback(torch._dynamo.reset)  # dynamo's cached code is valid only for this trace
-    # Options of the recipe set these values for the whole process.
+    in_torch.callback(torch._dynamo.reset)  # code that dynamo caches is valid only for this trace
+    # The recipe's options change these settings for the whole process, so restore them afterwards.
     in_torch.enter_context(torch._dynamo.config.patch(capture_scalar_outputs=False))
     in_torch.enter_context(torch._inductor.config.patch(allow_buffer_reuse=True))
     in_torch.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0, unlift_effect_tokens=True))
@@ -59,8 +59,8 @@ def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
             )
         compiled: Callable[..., Any] = torch_compile(function, backend=backends[backend], **arguments)
 
-        # dynamo traces the function mode, so the mode's casts are part of the graph. Code in the graph that disables autocast
-        # disables the CPU's autocast, which the mode checks. The CPU's autocast does not cast tensors on meta.
+        # dynamo traces through the autocast function mode, so the graph contains the mode's casts. Compiled code that disables
+        # autocast disables the CPU's autocast; the mode checks that. CPU autocast itself casts no meta tensors.
         def called(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_autocast_enabled("meta"):
                 return compiled(*args, **kwargs)
@@ -100,7 +100,7 @@ class _Backend:
         for module in graph.modules():
             if isinstance(module, fx.GraphModule):
                 move_to(CPU, module)
-        # On meta, autograd would silently lose the gradient of some operators, such as cross entropy.
+        # Use fake CPU tensors: on meta, autograd would silently lose the gradients of some operators, such as cross entropy.
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         inductor = partial(min_cut_rematerialization_partition, compiler="inductor")
         with tracing(TracingContext(fake)), torch.amp.autocast_mode.autocast("cpu", enabled=False):

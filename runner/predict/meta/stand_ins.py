@@ -46,7 +46,7 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
 
 def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
     """Make FSDP2 shard on meta. Otherwise it would use the mesh's device and reject meta parameters as not materialised."""
-    # In the package, a function hides the module of the same name.
+    # Import by name, because the package exports a function with the same name as this module.
     fully_shard = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
     for user in (_fsdp_init, fully_shard):
         in_torch.replace(user, "_get_device_from_mesh", lambda mesh: META)
@@ -90,7 +90,7 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
         def rebuilt(parameters: list[Tensor], limits: list[int], sparse: list[bool]) -> Any:
             if limits != [sys.maxsize]:  # DDP does not rebuild these buckets
                 return _compute_bucket_assignment_by_size(parameters, limits, sparse)
-            # Assign parameters in the order in which gradients arrive. DDP reverses the result.
+            # Fill buckets in the order in which gradients arrive, and return them reversed, because DDP reverses the result.
             buckets, sizes = _compute_bucket_assignment_by_size(parameters[::-1], [first, cap], sparse[::-1])
             last = len(parameters) - 1
             return [[last - number for number in bucket] for bucket in reversed(buckets)], sizes[::-1]
@@ -179,7 +179,7 @@ STAND_INS = (
 def meta_as(device_type: str, recorder: Recorder, *, compiles: bool = False) -> Iterator[None]:
     """Make meta behave like a `cpu` or `cuda` device. `compiles`: whether any part of the model is compiled."""
     if compiles:
-        # Import before replacing: the import collects functions of torch. It takes seconds, so import only if needed.
+        # This import takes seconds and collects torch's functions, so import only if needed and before replacing any of them.
         from meshrunner.runner.predict.meta.compiler import trace_compiled_code
     with Replacements() as in_torch:
         for stand_in in STAND_INS:

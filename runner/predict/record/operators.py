@@ -72,7 +72,7 @@ def cost(
     results = list(tensors_in((result,)))
     short = operator.name.partition("::")[2]
     if short in ("embedding", "index_select", "gather"):
-        moved = 2 * nbytes_of(results)  # these operators read only the rows they return, not the whole table
+        moved = 2 * nbytes_of(results)  # lookups read only the rows they return, not the whole table
     else:
         moved = nbytes_of(inputs)
         moved += sum(nbytes_of(args[position : position + 1]) for position in operator.written)

@@ -111,7 +111,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     def _stream(self) -> int:
         return self.device.current_stream().number
 
-    # Methods that override the ledger's
+    # Overrides of `MemoryLedger`'s methods
 
     def _saves_for_backward(self) -> bool:
         return self.saving or super()._saves_for_backward()
@@ -141,7 +141,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     def _counts(self, storage: UntypedStorage) -> bool:
         if storage.device.type == "meta":
             return True
-        return self.on_host and self.phases.now.part != START  # at the start, torch itself creates tensors on the CPU
+        return self.on_host and self.phases.now.part != START  # during start-up, torch creates CPU tensors of its own
 
     def _track_results(self, func: Any, inputs: list[Tensor], result: Any) -> None:
         if func._schema.name in RETURN_THEIR_ARGUMENT:
@@ -164,4 +164,4 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     def _track_storage(self, storage: UntypedStorage, category: str, *, created_here: bool) -> Allocation | None:
         if created_here or storage._cdata in self._by_storage:
             return super()._track_storage(storage, category, created_here=created_here)
-        return None  # belongs to the network before it is materialised
+        return None  # storage of the network on meta, before it is materialised

@@ -99,7 +99,7 @@ class _Replay:
     def allocate(self, allocation: Allocation) -> None:
         """Allocate the block of an allocation, or raise OutOfMemory."""
         self.enter(allocation.phase)
-        # As in torch, events of freed blocks are checked only by a request of at least one byte.
+        # As in torch, an empty request returns before the allocator checks the events of freed blocks.
         if allocation.nbytes == 0:
             return
         self._return_until(self._clock.host)
@@ -151,7 +151,7 @@ class _Replay:
             self._return(*heappop(self._in_use)[2:])
 
     def _return(self, allocation: Allocation, block: MemoryBlock) -> None:
-        nbytes = block.size  # before the block is merged with its neighbours
+        nbytes = block.size  # read this before `free` merges the block with its neighbours
         self._allocator.free(block)
         self._by_category[allocation.category] -= nbytes
         self._record()
@@ -163,6 +163,6 @@ class _Replay:
             self._points.append(Point(len(self._points), self._phase, held, reserved))
 
     def _synchronize(self) -> None:
-        # Flushing the cache waits for the whole device (cudaFree), not only for recorded events.
+        # cudaFree, which flushes the cache, waits for all work on the device, not only for recorded events.
         self._clock.take(HostWaited(None))
         self._return_until(float("inf"))

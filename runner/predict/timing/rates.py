@@ -87,16 +87,16 @@ class GPURates:
         transfer = nbytes / (_interpolate(NODE_BANDWIDTH, n) * GB * hardware.link_bandwidth / LINK_BANDWIDTH)
         if nodes > 1:
             latency = STEP_ACROSS * nodes + STEP_IN_NODE * (n - nodes)
-            # A ring sends every rank's part except one from node to node, split over the adapters of the group's ranks on a node.
+            # In a ring, all parts but one cross each node boundary, split over the adapters of a node's ranks in the group.
             sent = nbytes * (n - fewest) / n if name == "all_to_all" else nbytes * (n - 1) / n / fewest
             ramp = _interpolate(RAMP, nbytes / n)
-            # Data that crosses the network also passes through the nodes.
+            # Data that crosses the network also moves within the nodes, so the slower of the two transfers counts.
             transfer = max(transfer, sent / (hardware.network_bandwidth * GB * ramp))
         if name != "all_reduce":
             return latency + transfer
         if nodes == 1:
             return latency + 2 * transfer  # this latency covers both the reduce-scatter and the all-gather
-        # A reduce-scatter and an all-gather, or a tree up and down. In the tree, a node's switch adds latency only once.
+        # Take the faster of a ring (reduce-scatter and all-gather) and a tree, in which a node's switch adds latency only once.
         up_and_down = (_interpolate(NODE_LATENCY, most) if most > 1 else 0.0) + 2 * STEP_ACROSS * math.log2(nodes)
         return min(2 * (latency + transfer), up_and_down + 2 * transfer / TREE)
 

@@ -77,7 +77,7 @@ class SimulatedClock:
         elif isinstance(event, EventRecorded):
             self._events[event.event] = self.done_at(event.stream)
         elif isinstance(event, StreamWaitedForEvent):
-            # As in CUDA, waiting for an event that was never recorded returns at once.
+            # As in CUDA, a wait for an event that was never recorded returns at once.
             self._streams[event.stream] = max(self.done_at(event.stream), self._events.get(event.event, 0.0))
         elif isinstance(event, HostWaited):
             until = self._all_done_at() if event.event is None else self._events.get(event.event, 0.0)
@@ -101,7 +101,7 @@ class SimulatedClock:
                 name: total + skipped_micro_batches * (after[name] - before[name]) for name, total in totals.items()
             }
         seconds, communication = totals["seconds"], totals["communication"]
-        # If the host is the bottleneck, compute idles even without communication, so limit the exposed time.
+        # If the host is the bottleneck, compute idles for other reasons too, so cap the exposed time at the communication time.
         exposed = min(max(seconds - totals["computing"], 0.0), communication)
         seconds += self.rates.contention * (communication - exposed)
         return StepTime(seconds, {part: totals[part] for part in PARTS}, exposed)
@@ -136,7 +136,7 @@ class SimulatedClock:
         seconds += self.rates.kernel_s
         self.host += self.rates.host_s
         self._streams[stream] = max(self.done_at(stream), self.host) + seconds
-        part = kind.removesuffix("_backward")  # attention_backward is attention
+        part = kind.removesuffix("_backward")  # attention_backward counts as attention
         self._work["optimizer" if phase.part in AFTER_BACKWARD else part] += seconds
         if stream == COMPUTE:
             self._work["computing"] += seconds

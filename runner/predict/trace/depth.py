@@ -51,7 +51,7 @@ def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     period = next((p for p in range(1, LONGEST_PERIOD + 1) if recomputes[p:] == recomputes[:-p]), None)
     if period is None:
         return None
-    # Blocks gathered ahead of time are missing near the ends of the model.
+    # Near the first and last block, fewer blocks are gathered ahead of time than elsewhere.
     reach = max(2, recipe.parallelism.units_ahead + 1) * period
     front = model.first_blocks + reach
     shallow = front + reach - 1

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Imported early: if the first operator that needs this module imported it, the frames would keep its tensors alive.
+# Import this early: if an operator imported it on first use, the frames of the import would keep the operator's tensors alive.
 import torch._dynamo
 import torch.distributed as dist
 from torch import nn
