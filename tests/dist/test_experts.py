@@ -399,19 +399,15 @@ def test_inductor_keeps_what_is_listed() -> None:
 def document() -> None:
     """Print docs/measurements/experts.md."""
     print("# Experts under every layout against one process\n")
+    print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(EXPERTS)}`.")
+    print("509 is prime, so the vocabulary never divides evenly among ranks.")
     print(
-        f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(EXPERTS)}`: no dimension of attention divides evenly."
+        "In every row, the initial weights and the experts' loads and biases in five steps equal those of one process bit by bit."
     )
-    print(
-        "Initial weights, the loads of all experts and the biases of five steps are equal to the last bit, in every row."
-    )
-    print(
-        f"No routing decision of the reference is closer than {NEAR:g}. `python -m tests.dist.test_experts` prints this table.\n"
-    )
-    print(
-        "Largest relative differences: of any parameter's gradient before the first update (||difference|| / ||gradient||),"
-    )
-    print("of the global gradient norm and of the loss in five steps of AdamW.\n")
+    print(f"In one process, the scores of chosen experts exceed all other scores by more than {NEAR:g}.")
+    print("`python -m tests.dist.test_experts` prints this table.\n")
+    print("The columns show the largest relative difference of a parameter's gradient before the first update")
+    print("(||difference|| / ||gradient||), and of the global gradient norm and the loss in five steps of AdamW.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:
         found = compare(world, layout)

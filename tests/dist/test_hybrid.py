@@ -141,9 +141,8 @@ def document() -> None:
     """Print docs/measurements/hybrid.md."""
     print("# A hybrid model with multi-token prediction under every layout against one process\n")
     print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(HYBRID)}`.")
-    print(
-        "Columns as in docs/measurements/experts.md. The multi-token prediction loss agrees to 1e-5 in every step of every row.\n"
-    )
+    print("The columns are those of docs/measurements/experts.md.")
+    print("In every row and step, the multi-token prediction loss agrees to 1e-5.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:
         found = compare(world, layout, HYBRID)

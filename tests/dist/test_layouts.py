@@ -439,14 +439,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing(implementation: str) -> N
 def document() -> None:
     """Print docs/measurements/parity.md."""
     print("# Every layout against one process\n")
-    print(
-        f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(SMALL)}`: no dimension divides evenly; gradients are clipped."
-    )
+    print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(SMALL)}`. Gradients are clipped.")
+    print("509 is prime, so the vocabulary never divides evenly among ranks.")
     print("Initial weights are equal to the last bit. `python -m tests.dist.test_layouts` prints this table.\n")
-    print(
-        "Largest relative differences: of any parameter's gradient before the first update (||difference|| / ||gradient||),"
-    )
-    print("of the global gradient norm and of the loss in five steps of AdamW.\n")
+    print("The columns show the largest relative difference of a parameter's gradient before the first update")
+    print("(||difference|| / ||gradient||), and of the global gradient norm and the loss in five steps of AdamW.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:
         found = compare(world, layout)
