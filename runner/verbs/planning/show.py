@@ -89,7 +89,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
 
 
 def _lowered(experiment: Experiment, network: Network) -> str:
-    """Return a note on parameters that should stay in fp32 but are lowered, or an empty string if there are none."""
+    """Return a note on parameters that should stay in fp32 but do not, or an empty string if there are none."""
     layout = experiment.parallelism
     names = [name for name, _ in network.named_parameters() if network.stays_fp32(name)]
     if experiment.precision.param_dtype is None or not names or layout.mixes_dtypes():

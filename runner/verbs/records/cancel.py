@@ -28,7 +28,7 @@ from meshrunner.runner.slurm.submit import counted, job_id
 
 
 def cancel(arguments: list[str]) -> int:
-    """Stop the runs of a directory. Return 1 if the records of some runs are damaged or missing, otherwise 0."""
+    """Stop the runs of a directory. Return 1 if a run directory is missing or a record of a run or sweep is damaged, else 0."""
     folder = existing(parse("cancel", arguments).directory)
     if not is_run(folder) and not is_sweep(folder):
         raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}")
