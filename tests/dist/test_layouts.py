@@ -441,7 +441,9 @@ def document() -> None:
     print("# Every layout against one process\n")
     print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(SMALL)}`. Gradients are clipped.")
     print("509 is prime, so the vocabulary never divides evenly among ranks.")
-    print("Initial weights are equal to the last bit. `python -m tests.dist.test_layouts` prints this table.\n")
+    print(
+        "Initial weights equal those of one process bit by bit. `python -m tests.dist.test_layouts` prints this table.\n"
+    )
     print("The columns show the largest relative difference of a parameter's gradient before the first update")
     print("(||difference|| / ||gradient||), and of the global gradient norm and the loss in five steps of AdamW.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
