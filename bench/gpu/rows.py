@@ -12,8 +12,6 @@ from bench.gpu.results import Result
 from meshrunner.runner.rundir.files import CONFIG
 
 STEPS = 8
-LOGITS_GIB = 1
-"""Memory in GiB for the fp32 logits of one sequence in the sweep that runs out of memory on a GPU."""
 
 
 class Small(NamedTuple):

@@ -143,8 +143,9 @@ def test_a_broken_plugin_is_named(
     (folder / "broken" / "unlucky.py").write_text(text)
     (folder / "work").mkdir()
     monkeypatch.chdir(folder / "work")
+    kept = Plugins.instance()
     monkeypatch.setattr(hydra_plugins, "__path__", [*hydra_plugins.__path__, str(folder / "broken")])
-    kept = Singleton._instances.pop(Plugins)
+    del Singleton._instances[Plugins]
     try:
         said = refused(capsys, "place", *TINY)
     finally:

@@ -174,6 +174,7 @@ def completed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sweep = tmp_path_factory.mktemp("placed") / "sweep"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONUTF8", "1")
+        patch.setattr(sys, "argv", ["meshrunner"])  # the sweep records its command; pytest's may contain "damaged"
         assert meshrunner("place", "-m", *TINY, "tracker=none", "seed=1,2", f"hydra.sweep.dir={sweep}") == 0
     for i, run in enumerate((sweep / GOOD, sweep / BAD)):
         like = make_run(sweep.parent / run.name, wps=1234.0 + i, summary={"steps": 4})
