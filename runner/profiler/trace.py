@@ -1,4 +1,4 @@
-"""Implements profiler=trace: a Chrome trace and the shares of compute, exposed communication and idle time per chosen rank."""
+"""Implements profiler=trace, which writes a Chrome trace per chosen rank and a table of compute, communication and idle time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TraceProfile(Windowed):
     Traces of some steps: trace/rank0.json.gz for Perfetto or chrome://tracing, and trace/table.json.
 
     The step before the window warms the profiler up, because the first collection on CUDA starts slowly. The warm-up step is
-    neither in the trace nor in the throughput. The peak host memory of the run includes the profiler's own memory.
+    not traced and does not count towards throughput. The peak host memory of the run includes the profiler's own memory.
     """
 
     with_stack: bool
@@ -85,7 +85,7 @@ class TraceSession(Session):
             torch.cuda.synchronize(self.device)
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return the shares averaged over the profiled ranks, and write the shares of each rank to trace/table.json."""
+        """Return the mean of each time share over the profiled ranks. Write the shares of each rank to trace/table.json."""
         ranks = range(len(figures)) if self.option.ranks == "all" else sorted(self.option.ranks)
         rows = [{"rank": rank} | dict(zip(self.figures, figures[rank], strict=True)) for rank in ranks]
         (self.run_dir / TRACES).mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
 """
 Read and write the files of run and sweep directories. The file names are defined in `files` and appear in no other package.
 
-A public name is imported at its first use, because Tab completion and `--help` start faster without importing pydantic.
+Public names are imported at their first use, so that Tab completion and `--help` start without importing pydantic.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
     """
-    Return the reason why the first damaged file cannot be read ("" if no file is damaged), and the records read, by class.
+    Return a message about the first damaged file ("" if no file is damaged), and a dict from class to record of that class.
 
-    Only the files in `names` are read, by default all files except YAML files. A missing file does not count as damaged.
+    Only the files in `names` are read. A missing file does not count as damaged.
     """
     found: dict[type[Any], Any] = {}
     damage = ""

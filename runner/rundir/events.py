@@ -19,7 +19,7 @@ TYPICAL_ROW = 1 << 10
 
 class StepRow(dict[str, float | None]):
     """
-    A row of events.jsonl: key -> figure, or None if the figure is unknown.
+    A row of events.jsonl: a dict from keys to figures. A figure that is unknown is None.
 
     Pydantic does not validate rows: a run may have a million rows, and validating them would take longer than parsing them.
     """
@@ -59,7 +59,6 @@ class Tail:
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[StepRow]:
-    """Parse lines into rows, skipping damaged lines."""
     for line in lines:
         try:
             row = json.loads(line)
@@ -73,7 +72,7 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[StepRow]:
 
 
 def last_rows(run_dir: Path, count: int) -> list[StepRow]:
-    """Return at most `count` of a run's newest rows without reading the whole file, or [] if no row is recorded."""
+    """Return at most `count` of a run's newest rows, oldest first. Only the end of the file is read."""
     path = run_dir / EVENTS
     try:
         with open_regular(path) as file:
@@ -89,8 +88,7 @@ def read_events(run_dir: Path) -> list[StepRow]:
     """
     Return one row per step of a run, ordered by step.
 
-    A resumed run repeats the steps after its checkpoint. The row of a repeated step replaces the earlier rows of that step and of
-    all later steps.
+    If a run resumes from the checkpoint of step 10, its new row of step 11 replaces all older rows of step 11 and later.
     """
     rows: list[StepRow] = []
     for row in Tail(run_dir / EVENTS).read():

@@ -22,7 +22,7 @@ EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 LAYOUTS = "layouts.json"
-"""The layouts of a run. A layout is the settings that affect figures, and the first attempt with these settings."""
+"""The layouts of a run. A layout is a set of settings that affect a step's time or memory, shared by consecutive attempts."""
 PLAN = "plan.json"
 """The prediction made before the run began, as `meshrunner plan --json` prints it."""
 ERROR = "error.json"
@@ -32,7 +32,7 @@ TRACKING = "tracker.json"
 LOGS = "logs"
 DATA_LOG = f"{LOGS}/data.log"
 LAUNCHER_LOG = f"{LOGS}/launcher.log"
-"""Output of the process that launches a run, written only if runs of a sweep are executed in parallel."""
+"""Output of the process that executes one run of a parallel sweep. Other runs do not have this file."""
 TRACES = "trace"
 TRACE_TABLE = f"{TRACES}/table.json"
 """Shares of compute, exposed communication and idle time for each profiled rank."""
@@ -42,7 +42,7 @@ HPARAMS = f"{TENSORBOARD}/hparams"
 WANDB = "wandb"
 """Folder that the wandb library creates."""
 STOP_REQUEST = "preempt"
-"""File in which slurm/run.sbatch requests a job to stop. It holds the job's id and number of requeues, such as `12.0`."""
+"""File that slurm/run.sbatch writes when SLURM asks the job to stop: job id and number of requeues, such as `12.0`."""
 SLURM_JOB = "slurm.json"
 """The newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
@@ -54,7 +54,7 @@ SLURM_TASK_OUTPUT = "slurm-%A_%a.out"
 SWEEP = "sweep.json"
 """The runs of a sweep. A folder that contains this file is a sweep directory."""
 SWEEP_RUNS = "runs.txt"
-"""The run directories of a sweep, one per line, as ordered in sweep.json. Task N of a SLURM array runs line N, counted from 0."""
+"""The names of a sweep's run directories, one per line. Task 0 of a SLURM job array executes the run on the first line."""
 MULTIRUN = "multirun.yaml"
 """The configuration of a sweep. Hydra's sweeper writes it before any run exists."""
 REPORT = "report.html"
@@ -74,12 +74,12 @@ def is_sweep(folder: Path) -> bool:
 
 
 def tracking(folder: Path, member: str = "") -> Path:
-    """Return the path of a tracker's record. `member` is the tracker's name if the run has several trackers, else empty."""
+    """Return the path of a tracker's record. `member` is the tracker's name; it is empty if the run has only one tracker."""
     return folder / (f"tracker-{member}.json" if member else TRACKING)
 
 
 def tracker_log(folder: Path, member: str = "") -> Path:
-    """Return the path of a tracker's output. `member` is the tracker's name if the run has several trackers, else empty."""
+    """Return the path of a tracker's log. `member` is the tracker's name; it is empty if the run has only one tracker."""
     return folder / LOGS / (f"tracker-{member}.log" if member else "tracker.log")
 
 
@@ -109,7 +109,7 @@ def memory_profile(run_dir: Path, rank: int, ending: str) -> Path:
 
 
 def slurm_script(folder: Path, number: int | None = None) -> Path:
-    """Return the path of the submitted script. `number` counts the job arrays of a sweep that is split into several arrays."""
+    """Return the path of the submitted script. If a sweep needs several job arrays, `number` is the array's index."""
     return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
 
 

@@ -18,7 +18,7 @@ FATAL = "Fatal Python error"
 TERMINATED = re.compile(r"\s*what\(\):\s+(?:\[PG [^\]]*\] )?(.*)")
 """Line in which the C++ runtime reports an uncaught exception. Group 1 is the message without torch's `[PG ...]` prefix."""
 STACK_LINES = 200
-"""Maximum lines from the start of a final stack to the end of the log. If more lines follow, the process survived."""
+"""If a log continues for more than this number of lines after the start of its last stack, the process has survived."""
 
 
 def _tail(log: Path) -> list[str]:
@@ -53,7 +53,7 @@ def last_exception(log: Path) -> str:
 
 
 def last_lines(log: Path) -> list[str]:
-    """Return the lines of a log to show to a user: the start of the final stack if there is one, else the end. Cut long lines."""
+    """Return the lines of a log to show to a user: the start of the stack if the log ends with one, otherwise the last lines."""
     lines = _tail(log)
     fatal = [i for i, line in enumerate(lines) if line.startswith(FATAL)]
     hung = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]

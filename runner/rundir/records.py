@@ -1,7 +1,7 @@
 """
 The JSON files of a run directory as typed records.
 
-The fields of a record define how its file is read, written and checked for damage, and the default of each missing key.
+The fields of a record define how its file is read, written and checked for damage. Their defaults replace missing keys.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def null_as(default: T) -> BeforeValidator:
 
 
 def under(key: str) -> Any:
-    """Return a field that is null by default and named `key` in the file. `key` need not be a valid attribute name."""
+    """Return a field for a key that is not a valid attribute name, such as `model/params`. Its default is None."""
     return Field(None, validation_alias=key, serialization_alias=key)
 
 
 def unreadable(name: str | Path, error: Exception) -> str:
-    """Return a clause that says why a file cannot be read, given the error that reading it raised."""
+    """Return a clause such as `status.json cannot be read: Permission denied`. `error` is the exception that reading raised."""
     return f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
@@ -50,7 +50,7 @@ class JsonFile(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file; return an empty record if the file is missing. Raise OSError, or ValueError that describes the damage."""
+        """Read a file. Return an empty record if it is missing. Raise OSError if it is unreadable, ValueError if damaged."""
         try:
             content = read_regular(path, RECORD_BYTES)
         except FileNotFoundError:
@@ -197,7 +197,7 @@ class TraceTable(JsonFile):
 
 
 class NodeOutcome(JsonFile):
-    """The outcome of one node's workers, which the node publishes for the other nodes."""
+    """The outcome of the workers on one node. The node publishes it for the other nodes."""
 
     state: Text
     reason: Text
@@ -212,7 +212,7 @@ class NodeRecord(JsonFile):
     """The content of `logs/node<N>.json` in a run on several nodes: node N's heartbeat and the outcome of its workers."""
 
     rendezvous: Text | None = None
-    """Id of the job start that wrote this file. A requeued job ignores files from its earlier starts."""
+    """Id of the rendezvous, new at each start of the job. A requeued job ignores files that contain an older id."""
     host: Text | None = None
     pid: Count | None = None
     beat: Count = 0

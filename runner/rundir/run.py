@@ -54,7 +54,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; raise OSError, or a ValueError that describes the damage."""
+    """Return the mapping in a YAML file. Raise OSError if the file cannot be read, or ValueError if it is damaged."""
     from meshrunner.runner.rundir.plain_yaml import parse_yaml
 
     value = parse_yaml(read_regular(path, RECORD_BYTES).decode())
@@ -64,7 +64,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 
 def load_config(run_dir: Path) -> dict[str, Any]:
-    """Return config.yaml's content with interpolations unresolved; raise OSError, or a ValueError that describes the damage."""
+    """Return config.yaml with interpolations unresolved. Raise OSError if it cannot be read, or ValueError if it is damaged."""
     config = _load_yaml(run_dir / CONFIG)
     if not is_count(config.get("steps")):  # the file was truncated, or another program wrote it
         raise ValueError("it has no whole number for steps")
@@ -92,7 +92,7 @@ class Overrides(NamedTuple):
 
 
 def load_overrides(run_dir: Path) -> Overrides:
-    """Return a run's overrides, or empty ones if overrides.yaml is missing; raise OSError, or ValueError if it is damaged."""
+    """Return the content of overrides.yaml, empty if the file is missing. Raise OSError if unreadable, ValueError if damaged."""
     try:
         found = _load_yaml(run_dir / OVERRIDES)
     except FileNotFoundError:
@@ -106,7 +106,7 @@ def load_overrides(run_dir: Path) -> Overrides:
 
 
 def read_overrides(run_dir: Path) -> Overrides:
-    """Return a run's overrides, or empty ones if overrides.yaml is missing or damaged."""
+    """Return the content of overrides.yaml, empty if the file is missing, unreadable or damaged."""
     try:
         return load_overrides(run_dir)
     except (OSError, ValueError):

@@ -28,7 +28,7 @@ RESULTS = frozenset({"completed", "oom", "skipped"})
 CRASHED = frozenset({"failed", "timeout"})
 """States of runs that `sweep.retry` executes again."""
 EXIT_STATUS = {"completed": 0, "interrupted": 130, "preempted": 75}
-"""Final state of a single run -> exit status. For all other final states, the exit status is 1."""
+"""Exit status for some final states of a single run. For all other final states, the exit status is 1."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 HEARTBEAT_S = 10.0

@@ -1,4 +1,4 @@
-"""Summarise the rows of a run in summary.json. All input is on disk, so a summary can be recomputed at any time."""
+"""Compute a run's summary.json from events.jsonl and other files. It can be computed again at any time."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "final": lambda values: values[-1],
     "sum": sum,
 }
-"""Statistic named in `Figure.over_steps` -> function that computes it from the values of a figure in several rows."""
+"""Functions that compute the statistics named in `Figure.over_steps` from a figure's values, one value per row."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
 
 class Layout(JsonFile):
-    """The settings that affect figures, and the first attempt with these settings."""
+    """Settings that affect a step's time or memory, shared by consecutive attempts."""
 
     attempt: Count
     """The first attempt with this layout."""
     settings: dict[str, Any]
-    """Flat configuration keys, and facts outside the configuration (devices and versions) -> value."""
+    """Values by key. A key is a dotted configuration key, or the name of a device or version outside the configuration."""
 
 
 class Layouts(JsonFile):
@@ -87,7 +87,7 @@ class Summary(JsonFile):
     peak_tflops: Measured = None
     """Peak TFLOP/s that MFU is relative to."""
     peak_rate: Text | None = None
-    """Dtype of the matmuls for which `peak_tflops` is the peak."""
+    """Dtype of the matmuls whose peak rate is `peak_tflops`."""
     data: dict[str, Any] | None = None
     """The recipe's description of its data: tokenizer, hashes, size."""
     late_recompiles: Annotated[list[Recompilation], null_as([])] = Field(
@@ -95,11 +95,11 @@ class Summary(JsonFile):
     )
     verdict: Text | None = under(VERDICT)
     cold: bool | None = None
-    """Whether the run was the first one that its command started. The first run cannot use a warm process or cache."""
+    """Whether this was the first run that its command executed. Later runs can reuse warm processes and caches."""
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
-        """Key -> figure, or None if the figure is unknown. The marks named by `Figure.but` are included."""
+        """Figures by key, None if unknown. The dict also contains `cold`, because `Figure.but` can refer to it."""
         extra = (self.model_extra or {}).items()
         found = {key: figures.number(value) for key, value in extra if isinstance(value, int | float | None)}
         return found | {"cold": self.cold}
@@ -149,7 +149,7 @@ def summarise(
 
 
 def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepRow] | None = None) -> list[StepRow]:
-    """Return the rows that count towards throughput as defined in `summarise`, from `rows` or only from their subset `among`."""
+    """Return the rows of `among`, by default of `rows`, that count towards throughput. `summarise` explains which rows count."""
     begin: dict[int, int] = {}  # attempt -> its first step, because every attempt warms up again
     for row in rows:
         begin.setdefault(row.attempt, row.step)
@@ -177,7 +177,7 @@ def predicted(plan: PlanRecord) -> Summary:
 
 
 def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:
-    """Add predictions, facts and the figures of the recorded rows to the workers' summary.json, and return the result."""
+    """Add predictions, `facts` and the figures of events.jsonl to the summary.json that the workers wrote. Return the result."""
     rows, layouts = read_events(run_dir), read_layouts(run_dir)
     summary = Summary.read(run_dir / SUMMARY) | predicted(PlanRecord.read(run_dir / PLAN))
     summary |= summarise(rows, measure_after, status.started, status.attempt, layouts)

@@ -16,13 +16,13 @@ from meshrunner.runner.rundir.records import JsonFile, Text, unreadable
 from meshrunner.runner.rundir.run import key_of
 
 NUMBERED = re.compile(r"(\d+)(?:_|$)")
-"""Pattern for the number of the combination, with which a run directory's name begins."""
+"""Pattern for the start of a run directory's name: the number of its combination."""
 REPEATED = re.compile(r"(?:_seed-(?P<seed>\d+))?(?:_repeat-(?P<repeat>\d+))?$")
-"""Pattern for the seed and repeat, with which a run directory's name may end. They distinguish runs of one combination."""
+"""Pattern for the end of a run directory's name, where a seed and a repeat may distinguish the runs of one combination."""
 IN_TITLE = 4
 """Maximum number of varying keys that the title of a sweep names."""
 OPTION = re.compile(r"(?!(true|false|null)$)[A-Za-z_][\w./-]*")
-"""Pattern for an override's value that is clear without its key, such as `fsdp2`."""
+"""Pattern for values that labels show without their key, such as `fsdp2`."""
 
 
 class PlacedRun(JsonFile):
@@ -82,7 +82,7 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """Return the keys whose overrides differ between runs or, for a single combination, the keys not on the command line."""
+    """Return the keys whose overrides differ between runs. For a single combination, return its keys not on the command line."""
     combinations = {tuple(overrides) for _, overrides in added}
     shared = set[str].intersection(*map(set, combinations)) if len(combinations) > 1 else set(sys.argv)
     keys = [key_of(override) for _, overrides in added for override in overrides if override not in shared]
@@ -92,7 +92,7 @@ def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
 
 
 def sweep_title(sweep_dir: Path) -> str:
-    """Return a sweep's time and varying keys, `2026-01-31 14:05 parallelism x lr`, or its folder's name if either is unknown."""
+    """Return a title such as `2026-01-31 14:05 parallelism x lr`, or the folder's name if the time or the keys are unknown."""
     found = PlacedSweep.read(sweep_dir / SWEEP)
     if found.created is None or found.varies is None:
         return sweep_dir.name
@@ -107,14 +107,14 @@ def write_run_list(sweep_dir: Path) -> None:
 
 
 def run_labels(sweep_dir: Path) -> dict[str, str]:
-    """Return a label such as `#3 fsdp2 full repeat=2` for each run directory's name: combination number and varying values."""
+    """Return a label for each run directory's name. `#3 fsdp2 full repeat=2` has the combination's number and varying values."""
     varying = varying_overrides(sweep_dir)
     runs = Counter(map(tuple, varying.values()))
     return {name: _label(name, own, repeated=runs[tuple(own)] > 1) for name, own in varying.items()}
 
 
 def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
-    """Return the overrides that not all runs share, for each run directory's name; [] if a run's overrides are not recorded."""
+    """Return, for each run directory's name, the overrides that not all runs share; [] if its overrides are not recorded."""
     runs = PlacedSweep.read(sweep_dir / SWEEP).jobs
     overrides = {run.name: run.overrides for run in runs if run.overrides is not None}
     shared = set[str].intersection(*map(set, overrides.values())) if overrides else set[str]()
