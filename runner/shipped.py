@@ -29,7 +29,7 @@ own: list[Path] = []
 
 @contextmanager
 def also_in(config_dir: str | None) -> Iterator[None]:
-    """Include the options in a user's --config-dir while the context is active. Raise ConfigError if it does not exist."""
+    """Include the options in a user's --config-dir while the context is active. Raise ConfigError if it is no directory."""
     folder = Path(config_dir or ".").absolute()
     if not folder.is_dir():
         raise ConfigError(f"--config-dir: no such directory: {folder}")
@@ -136,7 +136,7 @@ PICK = re.compile(r"\$\{pick:\$\{(?:hydra:runtime\.choices\.)?(?P<key>[^}]+)\},\
 
 
 def picked(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (condition, value) pairs of a `${pick:...}` interpolation, "" for the last condition. Yield none for other values."""
+    """Yield (condition, value) for each value in a `${pick:...}` interpolation. The condition of its default value is ""."""
     if isinstance(value, str) and (found := PICK.fullmatch(" ".join(value.split()))):
         alike: dict[str, list[str]] = {}
         for entry in found["table"].split(","):

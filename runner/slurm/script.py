@@ -17,7 +17,7 @@ CPUS_AND_MEMORY |= {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 
 
 def sbatch_script(folder: Path, settings: Slurm, nodes: Nodes, tasks: Sequence[int] = ()) -> str:
-    """Return the sbatch script for a run, or for a job array of the runs in lines `tasks` of runs.txt, counted from 0."""
+    """Return the sbatch script for a run or, if `tasks` are given, for a job array. Task 0 is the first line of runs.txt."""
     if not tasks:
         own = [f"--output={folder / LOGS / SLURM_OUTPUT}"]
     else:
@@ -58,7 +58,7 @@ def _options(settings: Slurm, nodes: Nodes) -> list[str]:
 
 
 def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
-    """Return the sbatch options for CPUs and memory. Without them, a node's workers share one core and part of the memory."""
+    """Return the sbatch options for CPUs and memory. SLURM's default for a node is one core and only part of the memory."""
     if settings.cpus_per_task is not None or nodes.gpus is None:
         return {"cpus-per-task": settings.cpus_per_task}
     if CPUS_AND_MEMORY & _names(settings.extra):
@@ -73,9 +73,9 @@ def _names(options: list[str]) -> set[str]:
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
     """
-    Return the lines of slurm/run.sbatch with `options` and `extra` added and the script's options of the same names removed.
+    Return the lines of slurm/run.sbatch. `options` and `extra` are added, and replace the script's options of the same names.
 
-    Only `options` are quoted here. The user quotes `extra`, where `--mail-type END` is two words and `--comment='a b'` is one.
+    An element of `options` with a space is quoted. `extra` is not quoted: an element such as `--mail-type END` is two words.
     """
     given = _names([*options, *extra])
     lines = [

@@ -57,7 +57,7 @@ class Slurm(Section):
     nodes: CountOrNull
     """Number of nodes per run; null: launch.nodes of the run."""
     gpus_per_node: CountOrNull
-    """GPUs to request on each node; null: launch.workers (if auto, all GPUs of the node), or none without GPU hardware."""
+    """GPUs to request on each node; null: none if `hardware` is no GPU, otherwise launch.workers (auto: all GPUs of a node)."""
     cpus_per_task: CountOrNull
     """
     CPUs to request on each node, where a single SLURM task starts all workers.
@@ -103,7 +103,7 @@ class Slurm(Section):
         return {key: value for key, value in plain(OmegaConf.create(text)).items() if key != "_target_"}
 
     def apply_to(self, composed: Composed) -> Composed:
-        """Return the configuration with launch.nodes set to `nodes`, if given. Raise ConfigError if both are set and differ."""
+        """Return the configuration with launch.nodes set to `nodes` unless null. Raise ConfigError if launch.nodes conflicts."""
         launch = composed.config["launch"]
         if self.nodes is None or launch["nodes"] == self.nodes:
             return composed
@@ -122,7 +122,7 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Return the expected workers per node: launch.workers; if auto, the requested GPUs; without GPUs, as on this machine."""
+        """Return the expected workers per node. `auto` means one per GPU or, without GPUs, as many as on this machine."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers

@@ -41,7 +41,7 @@ def submit_runs(
     Submit runs, or only print their scripts if `settings.dry_run` is set. If SLURM rejects a script, raise ConfigError.
 
     Args:
-        folder: the run directory or sweep directory. Runs of a sweep that request equally many nodes and GPUs form a job array.
+        folder: the run directory or sweep directory. Runs of a sweep with the same numbers of nodes and GPUs form one job array.
         names: names of a sweep's runs as in runs.txt, or () for a single run. A name's index is the run's task number.
     """
     arrays: dict[Nodes, dict[int | None, Path]] = {}
@@ -82,7 +82,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def wait(run_dirs: Sequence[Path]) -> int:
-    """Wait until no job of these runs is active. Return the exit status that a local sweep of the runs would return."""
+    """Wait until no job of these runs is active. Return 0 if all runs have a result, else 75 if a run was preempted, else 1."""
     ids = [found for run_dir in run_dirs if (found := job_id(run_dir))]
     active = True
     with interruptible("; the jobs stay in SLURM's queue"):
@@ -98,7 +98,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """Return inactive runs that have no result or whose state is in `rerun`. Unless `quiet`, print why others are left out."""
+    """Return the runs that are neither active nor finished; states in `rerun` are unfinished. Print other runs unless `quiet`."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     tell: Callable[[str], object] = (lambda _: None) if quiet else say

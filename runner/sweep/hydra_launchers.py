@@ -65,7 +65,7 @@ def check_direction(config: DictConfig) -> None:
 
 
 def run_sweep(composer: Composer) -> int:
-    """Run a sweep from the command line. Return its exit status: 75 after a stop request, 1 if a run has no result, or 0."""
+    """Run a sweep from the command line. Return 75 after a stop request, otherwise 1 if a run has no result, otherwise 0."""
     statuses: list[int] = []  # some sweepers return nothing, so the launcher reports each batch
     config = composer.compose_sweep()
     check_direction(config)
@@ -88,7 +88,7 @@ def run_sweep(composer: Composer) -> int:
 
 @contextmanager
 def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
-    """Undo changes to the sweep directory if no run directory was written: Hydra creates files there before the checks."""
+    """If the sweep fails before it writes a run directory, remove the files that Hydra created, and restore multirun.yaml."""
     record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
     before = record.read_bytes() if record.is_file() else None
     since = placed.stat().st_mtime_ns if placed.exists() else None
@@ -181,7 +181,7 @@ def launch_place(
 
 
 def _job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
-    """Return each job's median objective over its runs; inf or -inf (the worst) if a run did not complete or has no objective."""
+    """Return each job's median objective. It is inf (-inf if maximized) if a run did not complete or has no objective."""
     worst = math.inf if minimizes(config) else -math.inf
     returns = []
     for job in batch.combinations:

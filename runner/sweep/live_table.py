@@ -78,7 +78,6 @@ class LiveTable(Tally):
         self._live.stop()
 
     def run_started(self, run_dir: Path) -> None:
-        """Show a run as started."""
         self._ended.pop(run_dir, None)
         self._running[run_dir] = _Running(run_dir)
         self._draw()
@@ -119,7 +118,7 @@ class LiveTable(Tally):
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
 
     def _visible(self, taken: int) -> list[Path]:
-        """Return the runs that fit above `taken` lines: all runs, or else the last ended, the running and the next runs."""
+        """Return the runs to show above `taken` lines. If not all fit: running, just ended, and next runs."""
         room = max(self._screen.height - FRAME_LINES - taken, 1)
         if len(self._states) <= room:
             return list(self._states)

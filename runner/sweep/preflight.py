@@ -26,7 +26,7 @@ MAX_LISTED = 10
 
 
 def wanted(experiment: Experiment, *, here: bool) -> bool:
-    """Return whether to predict a run. Predict CPU runs only on this machine (`here`) and only if sweep.preflight=skip."""
+    """Return whether to predict a run. CPU runs are predicted only on this machine (`here`) and if sweep.preflight=skip."""
     if experiment.sweep.preflight == "off":
         return False
     if isinstance(experiment.hardware, GPU):
@@ -98,7 +98,6 @@ def does_not_fit(plan: dict[str, Any]) -> str:
 
 
 def _warn(jobs: list[Combination]) -> None:
-    """Warn about combinations that do not fit."""
     for job in jobs[:MAX_LISTED]:
         warn(f"{job.runs[0].run_dir.name}: {does_not_fit(job.plan)}")
     if len(jobs) > MAX_LISTED:

@@ -13,7 +13,7 @@ from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNE
 from meshrunner.runner.sweep.combinations import Target, check_batch, varying
 
 SKIPPED = "skipped"
-"""Verdict on a combination that cannot run; also the state of such runs in a sweep."""
+"""Verdict on combinations that a sweep would skip, and the state of skipped runs."""
 ORDER = (FITS, BORDERLINE, NOT_PLANNED, DOES_NOT_FIT, SKIPPED)
 
 
@@ -31,7 +31,7 @@ class Ranked(NamedTuple):
 
 
 def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
-    """Predict and sort all combinations of a command line. Raise ConfigError in the same cases as a sweep."""
+    """Predict and sort all combinations of a command line. Raise ConfigError if a sweep with this command line would."""
     config = composer.compose_sweep()
     target = Target(lambda experiment: expected_devices(experiment).workers)
     batch = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target)

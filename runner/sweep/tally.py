@@ -20,7 +20,7 @@ class Tally:
     """Counts the runs of a sweep. The directory of a run is read once, after the run has ended."""
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
-        """Count `run_dirs`, the runs of a sweep or of an adaptive sweeper's batch. `todo`: the runs to execute."""
+        """Count the runs `run_dirs`: a sweep or, with an adaptive sweeper, one batch. `todo`: the runs to execute."""
         self.labels = run_labels(run_dirs[0].parent)
         self.earlier = len(self.labels.keys() - {run_dir.name for run_dir in run_dirs})
         """Number of runs in earlier batches."""
@@ -39,7 +39,6 @@ class Tally:
         return self.labels.get(run_dir.name, run_dir.name)
 
     def whose(self, run_dir: Path) -> str:
-        """Return the prefix of printed lines about a run."""
         return f"{self.label(run_dir)}: "
 
     def ended(self, run_dir: Path) -> Run:
@@ -53,7 +52,6 @@ class Tally:
         return run
 
     def _compare(self, run: Run) -> None:
-        """Remember the run if it is the fastest completed run so far."""
         value = speed_of(run)
         if value is not None and (self._fastest is None or value > self._fastest[0]):
             self._fastest = value, run
@@ -95,7 +93,7 @@ def speed_of(run: Run) -> float | None:
 
 class RunLines(Tally):
     """
-    Prints a line for each run that has ended. Has the methods of LiveTable and replaces it if there is no terminal.
+    Prints a line for each run that has ended. It is used instead of LiveTable if stdout is not a terminal.
 
     Example: `#3 fsdp2 full: completed, 1,086 WPS per device, 0.60 GiB host, loss 5.0710 (4 of 12, about 2m10s left)`
     """
@@ -123,7 +121,6 @@ class RunLines(Tally):
         self._slow.doing(phase)
 
     def run_ended(self, run_dir: Path) -> None:
-        """Print the line of a run that has ended."""
         self._slow.doing("")
         run = self.ended(run_dir)
         result = run.state
@@ -135,7 +132,6 @@ class RunLines(Tally):
         say(one_line(f"{self.whose(run_dir)}{result} ({self._progress(run_dir)})"))
 
     def _progress(self, run_dir: Path) -> str:
-        """Return the progress of the sweep and the fastest run as text."""
         if self.earlier:  # the total is unknown: an adaptive sweeper chooses further batches
             return f"run {self.done}"
         parts = [f"{self.done} of {self.total}", self.left]

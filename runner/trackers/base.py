@@ -43,7 +43,7 @@ class Tracker(Option):
 
     @property
     def members(self) -> dict[str, Tracker]:
-        """The trackers by name; the name is "" unless there are several. Each tracker runs in its own process."""
+        """The trackers by name. A tracker that is the only one is named "". Each tracker runs in its own process."""
         return {"": self}
 
     @property
@@ -56,7 +56,7 @@ class Tracker(Option):
         """Start tracking a run. The tracker process calls this, then logs all rows from step 1, even if the run is resumed."""
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Record the table of an ended sweep, and return once it is written or sent. Called only if a subclass overrides it."""
+        """Record the table of an ended sweep, and return once it is written or sent. Trackers without this method skip sweeps."""
 
 
 class NoTracker(Tracker):

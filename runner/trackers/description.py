@@ -63,7 +63,7 @@ class RunRecord:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the run's configuration and its known facts. All are known once this attempt has written its first row."""
+        """Return the run's configuration and known facts. All facts are known once this attempt has written its first row."""
         return described(self.config, self.choices, self.run_dir)
 
 
@@ -182,7 +182,7 @@ def tags(choices: Mapping[str, str]) -> list[str]:
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """Return the known settings in a result of `described`, by dotted key. An option's key is its group, not `GROUP.kind`."""
+    """Return the known settings in a result of `described`, by dotted key. Options have keys like `model`, not `model.kind`."""
     options, versions = description.get("options", {}), description.get("versions", {})
     no_settings = ("directory", "host", "options", "versions")
     flat = flatten({key: value for key, value in description.items() if key not in no_settings})

@@ -106,7 +106,7 @@ def _track_run(run: RunRecord, tracker: Tracker, ended: Connection | None, membe
 
 
 def track_again(folder: Path, *members: str) -> int:
-    """Track an ended run or sweep again, with the trackers in `members` or, if none is given, with all. Return the exit code."""
+    """Track an ended run or sweep again, using only the trackers in `members` if any are given. Return the exit code."""
     record = SweepRecord.load(folder) if is_sweep(folder) else RunRecord.load(folder)
     return max(run_tracker(folder, member=member) for member in members or tracker_of(record).members)
 

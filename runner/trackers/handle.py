@@ -27,7 +27,7 @@ class TrackerHandle:
     """The tracker process of a run or ended sweep. Its errors never reach the launcher, and it does not outlive the launcher."""
 
     def __init__(self, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> None:
-        """Start the process for a run that this launcher executes or for an ended sweep. `finish` reports a failed start."""
+        """Start the process for an ended sweep, or for a run that this launcher executes. `finish` reports a failed start."""
         self._folder = folder
         self._subject = "sweep" if is_sweep(folder) else "run"
         self._tracker = tracker
@@ -121,7 +121,7 @@ class Trackers:
         ]
 
     def finish_or_warn(self, ended: str) -> None:
-        """Wait for all trackers and print their warnings. If interrupted by the user, print only one that begins with `ended`."""
+        """Wait for all trackers and print their warnings. After Ctrl-C, print only one warning, which begins with `ended`."""
         try:
             for handle in self.handles:
                 handle.end()

@@ -28,7 +28,7 @@ class OfflineRun:
 
     @property
     def uploaded(self) -> bool:
-        """Whether the whole record is uploaded: W&B's `.synced` mark is not older than the record."""
+        """Whether the whole record is uploaded: W&B's `.synced` file is at least as new as the record."""
         try:
             return self.record.with_suffix(".wandb.synced").stat().st_mtime_ns >= self.record.stat().st_mtime_ns
         except FileNotFoundError:

@@ -38,7 +38,7 @@ class Wandb(Tracker):
     entity: str | None = None
     """W&B user or team; null: the account's default."""
     group: str | None = None
-    """W&B group; null: date and varying keys of the sweep (`2026-01-31 14:05 parallelism x lr`), no group for a single run."""
+    """W&B group; null: the title of the run's sweep (`2026-01-31 14:05 parallelism x lr`), or no group for a single run."""
     job_type: str | None = "train"
     """W&B job type of the run."""
     tags: list[Tag] = []

@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _collect_again() -> None:
-    """Enable garbage collection again, because the process may live for days, but exempt the objects that imports created."""
+    """Enable garbage collection again, because the process may live for days. Objects created by imports are exempt."""
     gc.freeze()
     gc.enable()
 

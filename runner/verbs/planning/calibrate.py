@@ -1,4 +1,4 @@
-"""`meshrunner calibrate`: fit the constants of a `hardware` file, from which `plan` predicts speeds, to measured runs."""
+"""`meshrunner calibrate`: fit the constants of a `hardware` file to measured runs. `plan` predicts speeds from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(arguments: list[str]) -> int:
-    """Fit constants, print each run's error and write the file. Raise ConfigError for invalid arguments or too similar runs."""
+    """Fit constants, print each run's error and write the file. Raise ConfigError if arguments are invalid."""
     given = parse("calibrate", arguments)
     with garbage_collection_disabled(), naming("tracing the runs, fitting the constants"):
         from meshrunner.runner.calibrate import calibrate_device

@@ -83,7 +83,7 @@ def _show(forecast: Forecast, findings: Sequence[str]) -> None:
 
 
 def _searched(search: LargestThatFits) -> list[str]:
-    """Return a one-sentence list with the result of --max, or an empty list if the search tried no value."""
+    """Return the result of --max as a list of one sentence, or an empty list if the search tried no value."""
     key, value = search.key, search.value
     if value:
         return [f"{key}={value} {'fits; the search stops there' if value == MOST else 'is the largest that fits'}"]
@@ -106,7 +106,6 @@ def _remarks(forecast: Forecast) -> list[str]:
 
 
 def _rows(forecast: Forecast) -> list[tuple[str, str]]:
-    """Return the rows of the table of predicted figures as (name, value)."""
     rows, memory, speed = [], forecast.memory, forecast.speed
     if memory is not None:
         largest_first = sorted(memory.by_category_gib.items(), key=lambda item: -item[1])

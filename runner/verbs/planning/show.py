@@ -142,7 +142,7 @@ def _memory(
 def _plan(
     experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Table:
-    """Return a table of the units: parameters without those of nested units, and bytes gathered and reduced in one step."""
+    """Return a table of the units: parameters, excluding nested units, and the bytes that each gathers and reduces per step."""
     from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
     micro_batches = experiment.accumulation(degrees.data)[1]
@@ -172,7 +172,7 @@ def _plan(
 def _buffers(
     experiment: Experiment, network: Network, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Iterator[str]:
-    """Yield one line for all-gathers and one for reductions: a device's peak buffer bytes under each allocation method."""
+    """Yield a device's peak buffer bytes under each allocation method: one line for all-gathers, one for reductions."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}

@@ -47,7 +47,7 @@ class Entry:
 
     @cached_property
     def what(self) -> str:
-        """The description: for a sweep, such as `12 runs: parallelism, micro_batch`; for a single run, its overrides."""
+        """Description of a sweep (`12 runs: parallelism, micro_batch`), or the overrides of a single run."""
         if not is_sweep(self.path):
             return " ".join(each for each in read_overrides(self.path).task if not each.startswith("hydra.run.dir="))
         count = self.states.total()
@@ -63,7 +63,7 @@ class Entry:
 
     @cached_property
     def settings(self) -> dict[str, list[Any]]:
-        """The values that each key or group has in the runs, read from the first run's config.yaml and the sweep's overrides."""
+        """The values of each key or group in any run, read from the first run's config.yaml and the overrides of all runs."""
         names = run_names(self.path) if is_sweep(self.path) else [""]
         run = read_run(self.path / names[0]) if names else None
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}
@@ -114,7 +114,6 @@ def _found(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _read(path: Path) -> Entry:
-    """Read a run or sweep, even if its files are damaged."""
     runs = [path / name for name in run_names(path)] if is_sweep(path) else [path]
     states, starts, speeds = Counter[str](), [], []
     for run_dir in runs:

@@ -1,4 +1,4 @@
-"""`meshrunner help TERM`: explain a group, an option or a key, including Hydra's. `help VERB` is answered elsewhere."""
+"""`meshrunner help TERM`: explain a group, an option or a key, including Hydra's keys. `help VERB` does not use this module."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _explain_group(group: str, option: str, keys: list[Key]) -> str:
 
 
 def _explain_hydra(name: str) -> str:
-    """Return an explanation of a Hydra key, or of the key to use instead of it. Return an empty string for any other name."""
+    """Return an explanation of a Hydra key, or "" for any other name. If the key is refused, name the key to use instead."""
     if name == "defaults" or name.endswith(".defaults"):
         return f"{name}\n{paragraph(DEFAULTS)}"
     full = next((key for key in (*HYDRA, *REFUSED, *SILENT) if key.endswith(f".{name}")), name)

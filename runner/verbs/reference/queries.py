@@ -12,7 +12,7 @@ LISTED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.mode", "hydra.sweeper.param
 
 
 def answered(composer: Composer) -> bool:
-    """Answer an information flag and return True, or return False if none is given. --help explains all keys and values."""
+    """If an information flag is given, print the answer and return True; otherwise return False."""
     helped = composer.helped()
     if helped is None:
         return composer.answer_query()
