@@ -64,7 +64,7 @@ def _typed_words() -> list[str]:
 
 
 def _as_typed(candidate: str, word: str) -> str:
-    """Return a candidate as the shell should insert it: quoted, without the beginning that bash splits off (`key=`)."""
+    """Return a candidate as the shell should insert it: quoted, without any prefix that bash treats as another word (`key=`)."""
     part = os.environ.get("COMP_WORD")
     if part is None:
         return candidate
@@ -104,7 +104,6 @@ def candidates(before: Sequence[str], word: str) -> list[str]:
 
 
 def _values(value: Value, word: str, rest: Sequence[str]) -> list[str]:
-    """Return the values of an option or argument that begin with a word."""
     if value in ("directory", "file"):
         return _paths(word, only_directories=value == "directory")
     known: Iterable[str] = value if isinstance(value, tuple) else ()
@@ -118,7 +117,7 @@ def _values(value: Value, word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _paths(word: str, *, only_directories: bool = False) -> list[str]:
-    """Return the paths that begin with a word. Directories end in a slash. `only_directories` lists runs and sweeps first."""
+    """Return paths that begin with a word; directories end in a slash. If `only_directories`, runs and sweeps come first."""
     parent, slash, start = word.rpartition("/")
     paths: list[Path] = []
     with suppress(OSError):
@@ -131,7 +130,7 @@ def _paths(word: str, *, only_directories: bool = False) -> list[str]:
 
 
 def _terms(word: str, rest: Sequence[str]) -> list[str]:
-    """Return groups, sections, verbs and, if `word` is not empty, keys. After `GROUP=`, return only that group's options."""
+    """Return groups, sections, verbs and, unless `word` is empty, keys. If `word` begins with `GROUP=`, return its options."""
     from meshrunner.runner import shipped
     from meshrunner.runner.commands.parser import parse
     from meshrunner.runner.verbs.reference.help import every_key

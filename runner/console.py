@@ -1,5 +1,5 @@
 """
-Print text, warnings, tables and the names of slow work. Tables fit the terminal's width; piped tables are not cut.
+Print text, warnings, tables and the work in progress. Tables fit the terminal's width; piped tables are not cut.
 
 Text may come from files or the environment: it is never interpreted as markup, and its control characters are escaped.
 This module imports little, to keep `meshrunner --help` fast.
@@ -86,7 +86,7 @@ class Slow:
     """A context manager that prints the name of any work that lasts longer than SILENT_S seconds."""
 
     def __init__(self, whose: str = "", *, to_stderr: bool = False) -> None:
-        """Start without work. `whose` is printed before each name."""
+        """Prepare to print names of work, each after the prefix `whose`."""
         self.whose, self._to_stderr = whose, to_stderr
         self._what = ""
         self._timer: Timer | None = None
@@ -113,7 +113,7 @@ class Slow:
 
 
 def console() -> Console:
-    """Return a console on stdout that prints strings literally. It ignores markup and emoji codes, and colours no numbers."""
+    """Return a console on stdout that prints strings literally, without markup, emoji codes or highlighting."""
     from rich.console import Console
     from rich.text import Text
 

@@ -28,7 +28,7 @@ class Loaded:
     events: DataFrame
     """One row per run and step: `run` (its directory), `state`, the varying keys, `seed`, then the keys of events.jsonl."""
     keys: list[str] = field(default_factory=list)
-    """The varying keys. They are the first columns of `rows`, in which a list becomes text: `[0.9, 0.95]`."""
+    """The varying keys. They are the first columns of `rows`. Lists in these columns are text, such as `[0.9, 0.95]`."""
     findings: list[str] = field(default_factory=list)
     """Sentences on the fastest row, the least memory, the gain over the baseline, and whether losses agree."""
 

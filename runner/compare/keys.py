@@ -12,14 +12,14 @@ from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.rundir import key_of
 
 MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
-"""Effects on measurements. Repeats of a run are equal to it in all keys that have one of these effects."""
+"""Effects that can change a measurement. Runs that differ in a key with such an effect are not repeats of each other."""
 
 FOLLOWS = {"optimizer.lr": "model"}
-"""Maps a key to the group whose option determines the key's default. `Keys` treats the key as part of that group."""
+"""The chosen model determines the default of optimizer.lr. `Keys` therefore treats optimizer.lr as a key of the group `model`."""
 
 
 def _text_hash(run: Run) -> str | None:
-    """Return a short hash of a run's tokenizer and the beginning of its text, or None if its data is not text."""
+    """Return a short hash of the tokenizer and of the beginning of the text, or None if the run's data is not text."""
     data = run.summary.data or {}
     if not {"tokenizer_hash", "beginning_hash"} <= data.keys():
         return None
@@ -51,7 +51,7 @@ def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
 
 
 def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return a row's name for use in a sentence, such as `fsdp2 full micro_batch=4`. Only strings appear without their key."""
+    """Return a short name of a row, such as `fsdp2 full micro_batch=4`. Values that are not strings appear with their key."""
     given = [(key, values[key]) for key in keys if key in values]
     return " ".join(text(v) if isinstance(v, str) else f"{key.rpartition('.')[2]}={text(v)}" for key, v in given)
 
@@ -60,8 +60,8 @@ class Keys:
     """
     The settings that vary between runs: groups whose options differ, single keys, and facts (device, versions).
 
-    A key inside a varying group is listed only if it varies between runs with the same option, or if the user set it.
-    A varying fact is listed if it differs between runs with equal configurations; otherwise `remarks` mentions it.
+    A key inside a varying group is listed only if the user set it, or if two runs that chose the same option differ in it.
+    A fact is listed if two runs with equal settings differ in it. Other facts that vary are mentioned in `remarks`.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -130,6 +130,6 @@ def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _differ(pairs: Iterable[tuple[str | None, Any]]) -> bool:
-    """Return whether any group occurs with more than one value in these (group, value) pairs."""
+    """Return whether two of these (group, value) pairs have the same group but different values."""
     found = {(group, text(value)) for group, value in pairs}
     return len(found) > len({group for group, _ in found})

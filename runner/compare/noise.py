@@ -9,8 +9,8 @@ from statistics import fmean, variance
 REPEATS = 3
 """Minimum number of runs of a row, and of its baseline, for a test of their difference."""
 ALPHA = 0.01
-"""Probability that a test mistakes noise for a difference between a row and its baseline. With three runs of each, a test
-detects differences of at least about four times the standard deviation between runs."""
+"""Probability that a test mistakes noise for a difference between a row and its baseline. With three runs of the row and three
+of the baseline, a test detects differences of at least about four times the standard deviation between runs."""
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -18,8 +18,8 @@ from meshrunner.runner.figures import figure_of, number
 LOSS, NORM = "train/loss", "train/grad_norm"
 TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4}, "bf16": {LOSS: 1e-2, NORM: 5e-2}}
 """Largest relative difference at which two runs agree, for each precision and curve. Layouts sum in different orders and
-therefore differ slightly. The rounding step of bf16 is 2^-8 = 3.9e-3, and a gradient norm amplifies drift. The limits of bf16
-also apply to TF32 and to the comparison of an fp32 run with a bf16 run."""
+therefore differ slightly. The rounding step of bf16 is 2^-8 = 3.9e-3. Gradient norms drift apart more than losses do. The bf16
+tolerances also apply to TF32, and to an fp32 run that is compared with a bf16 run."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Parity:
     kind: str
     """`identical`, `agrees`, `within seeds`, `differs` or `different data`; empty if the curves cannot be compared."""
     difference: float | None = None
-    """Largest relative difference over all steps: of `curve` if `kind` is `differs`, of the mean losses if `kind` is
-    `within seeds`, and of the losses otherwise. None if it is infinite or was not computed."""
+    """Largest relative difference at any step; None if it is infinite or was not computed. The values that differ are those of
+    `curve` if `kind` is `differs`, the mean losses if `kind` is `within seeds`, and otherwise the losses."""
     curve: str = ""
     """Title of the curve that exceeds its tolerance first; empty unless `kind` is `differs`."""
     step: int | None = None
@@ -140,7 +140,7 @@ def relative(a: float | None, b: float | None) -> float:
 
 
 def _within_seeds(mine: Sequence[Sequence[Run]], theirs: Sequence[Sequence[Run]]) -> Parity | None:
-    """Return the verdict `within seeds` if its condition is met, else None. Both arguments hold a list of runs per seed."""
+    """Return the verdict `within seeds`, or None if mean losses differ too much. `mine[i]` and `theirs[i]` share a seed."""
     sides = [[[_curve(run, LOSS) for run in runs] for runs in seeds] for seeds in (mine, theirs)]
     largest = 0.0
     for step in sorted(set[int].intersection(*(set(curve) for side in sides for seed in side for curve in seed))):

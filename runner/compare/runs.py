@@ -77,7 +77,7 @@ class Run:
 
     @property
     def measure_after(self) -> int:
-        """Number of initial steps that throughput leaves out."""
+        """Number of steps, at the start of the run, that are left out of its throughput."""
         after = self.config.get("measure_after")
         return after if isinstance(after, int) else 0
 

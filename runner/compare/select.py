@@ -36,11 +36,11 @@ class Field(NamedTuple):
     values: Sequence[Sequence[Any]]
     """Values of each row. A row that merges several runs may have several values."""
     open: bool = False
-    """Whether a condition may compare with a value that no row has. For other fields, such a condition is an error."""
+    """Whether `--where` may name a value that no row has, such as state=oom. For other fields, such a condition is an error."""
     better: str = ""
     """For a figure, `high` or `low`: the values that are better and sorted first. Empty for other fields."""
     constant: bool = False
-    """Whether the field is a setting outside the varying keys. If a short name is ambiguous, other fields take precedence."""
+    """Whether the field is a setting but not a varying key. If a short name is ambiguous, other fields take precedence."""
 
 
 class Filter(NamedTuple):
@@ -59,7 +59,7 @@ class Filter(NamedTuple):
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if `=` or `!=` names a value not in `values`, or if `<` or `>` finds no number in `values`."""
+        """Raise ConfigError if `=` or `!=` has a value not in `values`, or if `<` or `>` is used and no value is a number."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):
@@ -136,7 +136,7 @@ def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> lis
 
 def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[int]:
     """
-    Return the indices of rows, sorted by the field named `by`: a figure's best value first, or another field's smallest.
+    Return the indices of rows, sorted by the field named `by`. Figures start with the best value, other fields with the smallest.
 
     A minus before the name reverses the order. Numbers sort before text. Rows without a value always come last.
     """
@@ -155,7 +155,7 @@ def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[i
 def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
-    """Select at most `top` rows that meet all conditions, sorted by `sort` or by speed; raise ConfigError if no row does."""
+    """Select at most `top` rows that meet all conditions, sorted by `sort` or by speed. Raise ConfigError if there are none."""
     fields, rows = _fields(comparison), comparison.rows
     if top is not None and top < 1:
         raise ConfigError(f"--top: expected a number of at least 1, got {top}")
@@ -175,7 +175,6 @@ def select(
 
 
 def _fields(comparison: Comparison) -> dict[str, Field]:
-    """Return the fields by which rows are chosen and sorted."""
     rows = comparison.rows
     found = {key: Field([[row.values.get(key)] for row in rows]) for key in comparison.keys}
     found["state"] = Field([[run.state for run in row.runs] for row in rows], open=True)

@@ -57,7 +57,6 @@ def print_table(comparison: Comparison) -> None:
 
 
 def _drawn(columns: Sequence[Column], width: int) -> Table:
-    """Return a table for the terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

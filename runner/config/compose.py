@@ -103,7 +103,7 @@ class Composer:
         return True
 
     def helped(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return the configuration and Hydra's section, or None if --help was not given or the user replaced its text."""
+        """Return the configuration and Hydra's section for --help. Return None without --help or if the user changed its text."""
         if not self.args.help or self.args.hydra_help:
             return None
         mode = RunMode.MULTIRUN if self.args.multirun else RunMode.RUN

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fit(experiment: Experiment, workers: int) -> None:
-    """Raise an Incompatible that lists all conflicts, if settings conflict with each other or with `workers` per node."""
+    """If settings conflict with each other or with `workers` (per node), raise an Incompatible that lists all conflicts."""
     layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
     found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
@@ -88,7 +88,7 @@ def _remarks(experiment: Experiment) -> list[str]:
 
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
-    """Raise ConfigError for units in recomputed blocks that backward gathers at other times than forward: torch 2.13 fails."""
+    """Raise ConfigError if backward gathers a unit inside a recomputed block at another time than forward: torch 2.13 fails."""
     from meshrunner.recipes.parallelism.wrap_policy import inside_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint

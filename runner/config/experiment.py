@@ -100,7 +100,7 @@ class Sweep(Section):
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
     """Maximum retries of a run that failed or timed out."""
     rerun: list[Literal["completed", "oom", "skipped"]]
-    """Final states to rerun. When a sweep resumes, it discards the results of runs in these states and executes them again."""
+    """Final states of runs that a resumed sweep executes again. The earlier results of these runs are discarded."""
     devices: AutoCount
     """Number of this node's devices that concurrent runs share; auto: all visible GPUs, or one run at a time on CPUs."""
     fail_fast: bool
@@ -131,7 +131,7 @@ class Experiment(Recipe):
     log_every: Annotated[AutoCount, Affects.FIGURES]
     """Number of steps after which metrics are read from all ranks; auto: 1 on CPU, 10 on CUDA. Reading waits for the device."""
     measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]
-    """Number of steps to leave out of throughput and peak memory at the start, where compilation and autotuning take place."""
+    """Number of initial steps, with compilation and autotuning, to leave out of throughput and peak memory."""
     objective: Annotated[
         str,
         AfterValidator(_known_figure),
@@ -162,7 +162,7 @@ def check(config: dict[str, Any]) -> Experiment:
 
 
 def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:
-    """Return the keys that exist at a configuration path. A message suggests the one nearest to an unknown key."""
+    """Return the keys that exist at a configuration path. The error about an unknown key suggests a similar one."""
     here: Any = Experiment
     for part in loc:
         field = here.model_fields.get(str(part)) if isinstance(here, type) and issubclass(here, BaseModel) else None

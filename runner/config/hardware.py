@@ -82,7 +82,7 @@ class Hardware(Option):
     }
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
-        """Return the option for a device with the name and memory that torch reports, or None if its rates are unknown."""
+        """Return this option, or for `auto` the option that describes the device; None if the device's rates are unknown."""
         return self
 
     def peak_tflops(self, rate: str) -> float | None:

@@ -54,7 +54,7 @@ def effective(variables: dict[str, str]) -> dict[str, str]:
 
 
 def allocator_variables(own: Mapping[str, str]) -> dict[str, str]:
-    """Return a GPU worker's ALLOCATOR variables: those in `own` (`launch.env`), or else the exported ones, or the default."""
+    """Return a GPU worker's ALLOCATOR variables: `own` (`launch.env`) if it has any, else exported ones, else the default."""
     for variables in (own, os.environ):
         if found := {name: variables[name] for name in ALLOCATOR if name in variables}:
             return found

@@ -18,7 +18,7 @@ from meshrunner.runner.rundir import RESULTS, find_damage, read_config, read_sta
 from meshrunner.runner.rundir.files import is_run
 
 STAY_THE_SAME = Affects.RESULT | Affects.CHANCE | Affects.SWEEP
-"""Effects of the keys that must not change when a run resumes. A `global_batch` of null means the checkpoint's."""
+"""Effects of the keys that must not change when a run resumes. If `global_batch` is null, the checkpoint's value is used."""
 
 
 class Usable(NamedTuple):
@@ -28,7 +28,7 @@ class Usable(NamedTuple):
     first: Experiment
     """Experiment of the first of these runs. It also holds the settings of the sweep."""
     damaged: int
-    """Number of problems found: damaged runs, and damage of the sweep itself. Missing directories are not counted."""
+    """Number of damaged runs, plus 1 if the sweep's own files are damaged. Missing directories are not counted."""
 
 
 def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
@@ -73,7 +73,8 @@ def fit_continuing(
     """
     Return the experiment as resumed from a checkpoint, and the checkpoint. Without a checkpoint, return `experiment` and None.
 
-    Raise Incompatible as `fit` does, and ConfigError if no steps are left or keys that affect the result changed without `force`.
+    Raise Incompatible as `fit` does. Raise ConfigError if no steps are left, or if keys that affect the result have changed since
+    the checkpoint and `force` is false.
     """
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:
@@ -120,7 +121,7 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
 
 
 def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
-    """Return whether a completed run has steps left to train; raise ConfigError if it has, but no usable checkpoint."""
+    """Return whether a completed run has steps left to train. If it has, but has no usable checkpoint, raise ConfigError."""
     if experiment.steps <= trained:
         return False
     good, warnings = good_checkpoints(run_dir / FOLDER)

@@ -29,10 +29,10 @@ def prepare_data(
     experiment: Experiment, run_dir: Path, doing: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
     """
-    Prepare data for workers that start inside the context. A background process, the producer, meanwhile reads the rest.
+    Prepare the data that workers need to start. Inside the context, a background process (the producer) reads the other data.
 
     If two runs use the same data, the second producer waits until the first ends. Workers of both runs read the finished part.
-    Call `doing` with the current work a few times a second. Raise ConfigError if the data is missing, unusable or does not fit.
+    Call `doing` with the current work a few times a second. Raise ConfigError if the data is missing or unusable.
     """
     data = experiment.data
     spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
@@ -54,7 +54,7 @@ def prepare_data(
 
 
 def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
-    """Raise ConfigError if a run's data differs from the data that the run was trained on so far."""
+    """Raise ConfigError if a run's data has changed since the run last trained on it."""
     before = Summary.read(run_dir / SUMMARY).data
     spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
     now = experiment.data.open(spec).describe()

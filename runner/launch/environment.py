@@ -107,7 +107,6 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Return the commit checked out in the current directory, or None outside a git repository."""
     try:
         found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -110,7 +110,7 @@ class Peers:
         return any(each.state != "completed" for each in self._outcomes()) or bool(self._lost_nodes())
 
     def agree_on_outcome(self, own: Outcome) -> Outcome:
-        """Publish this node's outcome. If it is not a success, wait for other nodes' outcomes and return the earliest cause's."""
+        """Publish this node's outcome. If it is a failure, wait for the other nodes and return the original failure."""
         if not self.others:
             return own
         mine = NodeOutcome.model_validate(asdict(own) | {"time": time.time()})
@@ -132,7 +132,7 @@ class Peers:
         return own
 
     def wait_for_first_node(self) -> None:
-        """Wait until the first node has finished or is lost: srun would kill its task if this node's task ended earlier."""
+        """Wait until the first node has finished or is lost. If this node exited first, srun would kill the first node's task."""
         self._read_peers()
         deadline = time.monotonic() + NODE_LOST_S  # the first node may never have started
         while not self.seen[0][0].gone if 0 in self.seen else time.monotonic() < deadline:
@@ -154,7 +154,6 @@ class Peers:
                 self.seen[rank] = found, now
 
     def _outcomes(self) -> list[NodeOutcome]:
-        """Return the outcomes that other nodes have published."""
         return [outcome for found, _ in self.seen.values() if (outcome := found.outcome) is not None]
 
     def _lost_nodes(self, *, include_ended: bool = False) -> list[int]:

@@ -42,7 +42,7 @@ class Outcome:
 
 
 def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
-    """Return the outcome of a hang. `steps` holds the last completed step of each worker on this node, from rank `first` on."""
+    """Return the outcome of a hang. `steps[i]` is the last completed step of rank `first + i`, a worker on this node."""
     # Ranks that wait in a collective are not the cause. The stack of the rank that hangs contains no torch.distributed call.
     key = "timeout_minutes" if min(steps) else "start_timeout_minutes"
     behind = [first + i for i, step in enumerate(steps) if step == min(steps)]
@@ -98,7 +98,7 @@ def _aborted(run_dir: Path, rank: int) -> RankError:
 
 
 def write_error(run_dir: Path, outcome: Outcome) -> None:
-    """Write error.json about the rank that failed first, if any rank failed."""
+    """Write error.json about the rank that failed first. Write nothing if no rank failed or the run hung."""
     if outcome.rank is None or outcome.state == "timeout":
         return
     error = RankError.read(rank_error(run_dir, outcome.rank))
@@ -108,7 +108,7 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel killed for lack of memory, in this cgroup or, if not counted there, on the machine."""
+    """Return how many processes the kernel killed for lack of memory: in this cgroup, or if unknown, on the machine."""
     for counters in (*_cgroup_files(), MACHINE):
         with suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):

@@ -1,7 +1,7 @@
 """Requests from SLURM, or from the user's first Ctrl-C, to save a checkpoint and end.
 
-Clusters differ in the signals that they send and in the processes that receive the signals. SIGTERM reaches every process of a
-job's steps; the workers and the forkserver ignore SIGTERM. slurm/run.sbatch requests SIGUSR1 for the batch shell. The shell then
+Clusters differ in which signals they send and to which processes. SIGTERM reaches every process of a job's steps, but the
+workers and the forkserver ignore it. slurm/run.sbatch asks SLURM to send SIGUSR1 to the batch shell. When it arrives, the shell
 writes a file into the run directory. A run also stops if its parent, SLURM's step daemon, was killed.
 """
 

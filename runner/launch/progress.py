@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 SPEED = figure_of("perf/wps")
 PROGRESS = ("state", "step", "last WPS", "memory", "left")
-"""Columns of the progress table for runs that may be running. The speed is that of the last step."""
+"""Columns that show the progress of a run in a table. `last WPS` is the speed of the last step."""
 YIELDING = ("last WPS", "median WPS", "memory")
-"""Columns that are omitted on a narrow terminal: first `memory`, then the columns before it."""
+"""Columns that are omitted on a narrow terminal: first `memory`, then `median WPS`, then `last WPS`."""
 NAME_ROOM, SHORTEST_NAME = 20, 8
-"""Columns in YIELDING are omitted to show NAME_ROOM characters of a run's name. SHORTEST_NAME characters are always shown."""
+"""Columns in YIELDING are omitted until run names have NAME_ROOM characters. They always have at least SHORTEST_NAME."""
 LEAVING = ("norm", "mfu", "memory", "loss")
 """Parts of a run's live line that are omitted on a narrow terminal, in this order."""
 SPINNER = 2
@@ -41,7 +41,7 @@ class Display(Protocol):
     """The interface of objects that show the progress of a run while it is executed."""
 
     def whose(self, run_dir: Path) -> str:
-        """Return the prefix of remarks about the run, or an empty string if only one run is executed."""
+        """Return the text to print before messages about the run, or an empty string if only one run is executed."""
 
     def refresh(self, phase: str) -> None:
         """Show the progress and the phase (empty during steps). Callers call this a few times a second and before slow work."""
@@ -51,7 +51,7 @@ class ProgressLine:
     """The Display of a single run: a context manager that shows the newest row of events.jsonl and the current phase."""
 
     def __init__(self, steps: int, run_dir: Path) -> None:
-        """Prepare to show only rows that this attempt will add."""
+        """Skip the rows that are already in events.jsonl, so that only rows of this attempt are shown."""
         from rich.live import Live
 
         self.steps = steps
@@ -175,7 +175,7 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
-    """Return the cells of all PROGRESS columns but `state`, from the newest rows. `steps` is an int if it is known."""
+    """Return all PROGRESS cells but `state`, from the newest rows. If the number of steps is unknown, `steps` is not an int."""
     if not rows:
         return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
     last, times = rows[-1], [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]

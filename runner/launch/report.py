@@ -54,7 +54,6 @@ def row_cells(summary: Summary) -> dict[str, str]:
 
 
 def _print_profile(run_dir: Path, summary: Summary) -> None:
-    """Print the profiler's figures, if there are any."""
     if traced := TraceTable.read(run_dir / TRACE_TABLE):
         first, last = traced.steps
         table = [Column(f"steps {first} to {last}", [f"rank {row.rank}" for row in traced.ranks])]

@@ -49,7 +49,6 @@ def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: d
 
 
 def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int:
-    """Train as the rank that `context` gives. Return the exit code."""
     import torch
     import torch.distributed as dist
 
@@ -111,7 +110,7 @@ def _keep_freed_memory() -> None:
 
 
 def _init_process_group(context: WorkerContext, device: torch.device, timeout: timedelta) -> None:
-    """Join the process group. Rank 0 opens the store and shares the port with its node; port 0 means any free port."""
+    """Join the process group. Rank 0 opens the store. If the port is 0, rank 0 picks a free one and shares it with its node."""
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 

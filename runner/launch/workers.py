@@ -1,4 +1,4 @@
-"""Starts the workers of a run on this node and waits for their end. The launcher does not import torch.
+"""Start the workers of a run on this node and wait until they end. The launcher does not import torch.
 
 torch elastic is not used. Once collectives couple the ranks, torch elastic reports a collateral failure ("connection closed by
 peer") as the cause, and a rank that ran out of memory as a network error.
@@ -38,7 +38,7 @@ from meshrunner.runner.rundir import started_at, update_status
 from meshrunner.runner.rundir.files import rank_error
 
 FAILURE_GRACE_S = 2.0
-"""Seconds that other ranks have to report their own failures after the first failure."""
+"""Seconds to wait after the first failure, so that other ranks can report their own failures."""
 KILL_AFTER_S = 5.0
 """Seconds between END_SIGNAL and SIGKILL."""
 POLL_S = 0.1
@@ -50,7 +50,7 @@ class Attempt:
 
     run_dir: Path
     experiment: Experiment
-    """The experiment as configured. Workers find the checkpoint to resume from themselves."""
+    """The experiment as configured. If the run resumes, each worker looks for the checkpoint itself."""
     devices: NodeDevices
     number: int
     """Number of this execution of the run directory, counted from 1."""
@@ -168,7 +168,6 @@ def _watch(
 
 
 def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
-    """Return how many bytes of the checkpoint that is being saved have been written so far."""
     size = 0
     with suppress(FileNotFoundError):  # raised if the checkpoint is completed during the loop
         for path in (run_dir / FOLDER).glob(f"{TEMPORARY}*/*"):

@@ -19,16 +19,16 @@ CATEGORIES = (
 )
 """Categories of memory, in the order of tables and charts. `MemoryLedger` defines and assigns the categories."""
 PERSISTENT = ("parameters", "gradients", "optimizer")
-"""Categories of memory that outlives a step. Such memory counts from moment 0 if it existed before the ledger."""
+"""Categories of memory that outlives a step. If such memory existed before the ledger, it counts as held from moment 0."""
 UNKNOWN = ("activations", "temporary")
 """Provisional categories, derived only from the phase of allocation. Later use of the memory may reveal a more precise one."""
 
 START = "start"
 """Name of the part before the first step, in which the model is built, sharded and initialised."""
 END = "end of backward"
-"""Name of the part that follows backward of block 0: the embedding's gradient, and layouts' work once all gradients exist."""
+"""Name of the part after backward of block 0: backward of the embedding, then work that layouts do at the end of backward."""
 PARTS = (START, "forward", "loss", "backward", END, "update", "optimizer")
-"""Names of the parts, in order. `update` is all work after backward but the optimizer's, such as the norm and clipping."""
+"""Names of the parts, in order. `update` is all work after backward, such as clipping, except the optimizer step."""
 
 
 class Phase(NamedTuple):
@@ -53,9 +53,8 @@ class Allocation:
     category: str
     """One of CATEGORIES. If the ledger refines the category later, the new category applies to the whole lifetime."""
     phase: Phase
-    """Phase in which the memory was allocated."""
     allocated_at: int
-    """Moment of the allocation, or of the first use if the memory existed before the ledger. See `begins_at`."""
+    """Moment of the allocation. If the memory existed before the ledger, this is the moment of its first use. See `begins_at`."""
     stream: int = 0
     """Number of the device stream on which the memory was allocated."""
     preexisting: bool = False
@@ -69,7 +68,7 @@ class Allocation:
 
     @property
     def begins_at(self) -> int:
-        """Moment from which the memory counts."""
+        """Moment from which the memory counts as held."""
         return 0 if self.preexisting and self.category in PERSISTENT else self.allocated_at
 
     def is_held(self, moment: int) -> bool:

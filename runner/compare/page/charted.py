@@ -23,7 +23,7 @@ from meshrunner.runner.rundir import StepRow, measured_rows
 POINTS = 600
 """Maximum number of points in a curve. A longer curve is thinned out evenly."""
 ALL_POINTS = 80_000
-"""Intended maximum number of points in a chart. A chart may have more, because every curve may keep FEWEST_POINTS."""
+"""Maximum number of points in all curves of a chart together. With many curves it is exceeded: each may keep FEWEST_POINTS."""
 FEWEST_POINTS = 100
 BINS = 24
 """Number of bins in a histogram, and the minimum number of values for which a histogram is drawn."""
@@ -122,7 +122,7 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
     Return the losses and step times of a row, thinned out, and a histogram of the times.
 
     Losses and times are medians over the completed repeats, or over all repeats if none completed. Only measured steps
-    have times. `axes` numbers the distinct lists of steps: a curve stores only the number of its list.
+    have times. `axes` maps each distinct list of steps to a number. A curve stores the number instead of the list.
     """
     losses = _medians((run.events for run in row.counted), "train/loss")
     measured = [measured_rows(run.events, run.measure_after) for run in row.counted]
@@ -160,7 +160,7 @@ def _histogram(values: Sequence[float]) -> list[Any] | None:
 
 
 def _ranks(row: Row, figure: Figure) -> list[tuple[int, float]]:
-    """Return at most MAX_RANKS (rank, value) pairs, sorted by value, of the first completed repeat that has a value per rank."""
+    """Return at most MAX_RANKS (rank, value) pairs, sorted by value. They come from the first completed repeat with values."""
     values = next((each for run in row.completed if (each := run.summary.by_rank(figure.key))), [])
     known = [(rank, value) for rank, value in enumerate(values) if value is not None]
     known.sort(key=lambda pair: pair[1])

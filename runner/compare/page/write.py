@@ -37,7 +37,7 @@ SCRIPTS = ("svg", "select", "draw", "table", "charts", "settings", "curves", "ma
 VALUES = 12
 """Maximum number of values listed per key above the table."""
 REASONS = 6
-"""Largest number of reasons that are shown unfolded below the table. A longer list is folded until the user opens it."""
+"""Maximum length of the list of `reasons` below the table that is shown unfolded. The user can unfold a longer list."""
 UNFOLDED = 12
 """Largest number of runs that are listed unfolded. A longer list is folded until the user opens it or clicks a row's number."""
 LOG_LINES = 15
@@ -102,7 +102,6 @@ def _varying(comparison: Comparison) -> str:
 
 
 def _reasons(comparison: Comparison) -> str:
-    """Return the list of reasons as HTML. The list is folded if it has more than REASONS entries."""
     lines = reasons(comparison)
     listed = "".join(f"<li>{escape(line)}</li>" for line in lines)
     shown = " hidden" if not lines else " open" if len(lines) <= REASONS else ""

@@ -19,14 +19,14 @@ from meshrunner.runner.config.validation import did_you_mean_key, listed
 from meshrunner.runner.console import printable
 
 NOISE = ("full_key:", "object_type=", "reference_type=", "Set the environment", "See https")
-"""Beginnings of lines in messages of Hydra and OmegaConf that only help programmers and are removed."""
+"""Beginnings of lines that help only programmers. Such lines are removed from messages of Hydra and OmegaConf."""
 MAX_WIDTH = 300
 CLOSE = 0.75
 """Minimum similarity, from 0 to 1, of an unknown key to the key that is suggested instead."""
 
 
 def explain(error: BaseException, overrides: list[str]) -> str:
-    """Explain an exception from Hydra, OmegaConf or YAML. If it names no override, name the one that cannot be read."""
+    """Explain an exception from Hydra, OmegaConf or YAML. If it names no override, name the first invalid override."""
     text = printable(str(error)).strip()
     if missing := missing_key(error):
         return _unknown_key(missing, error.__cause__)

@@ -20,7 +20,7 @@ REFUSED = {
     "hydra.output_subdir": "config.yaml and overrides.yaml are written to the run directory itself",
     "hydra.sweep.subdir": "a sweep names each run after its number and the values that vary",
 }
-"""Keys to refuse, with the explanation to show. In Hydra, these keys affect only its calls of the task function."""
+"""Keys to refuse, with the explanation to show. Hydra uses them only to call a task function, and meshrunner has none."""
 SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
 LOGS = "the output of a run is in its directory `logs`"
@@ -30,7 +30,7 @@ SILENT = {
     "hydra.hydra_logging": LOGS,
     "hydra.verbose": LOGS,
 }
-"""Keys to warn about because they have no effect, or less effect than Hydra documents; each with the reason."""
+"""Keys that have no effect, or less effect than Hydra documents. The value is the reason, for use in a warning."""
 ONLY_SWEEPS = ("hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel")
 """Keys of Hydra that affect only sweeps."""
 SWEEPER = "hydra.runtime.choices.hydra/sweeper"
@@ -39,7 +39,7 @@ NEUTRAL = {"hydra.sweeper._target_": BASIC_SWEEPER, "hydra.job_logging.version":
 
 
 def refuse(config: DictConfig, *, sweep: bool) -> None:
-    """Raise ConfigError if a key of Hydra that meshrunner ignores or sets itself was changed."""
+    """Raise ConfigError if the user changed one of Hydra's keys that meshrunner does not support or sets itself."""
     given = _flat(config)
     for key in (*SET_BY_HYDRA, *(SET_IN_SWEEPS if sweep else ())):
         if typed := _typed(given, key):

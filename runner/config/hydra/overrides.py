@@ -130,7 +130,7 @@ def split_outside(text: str, separators: str) -> list[str]:
 
 
 def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
-    """If a group's option varies, turn overrides of its keys into sweeps over one value. Hydra then applies them per job."""
+    """If a sweep varies a group's option, rewrite overrides of its keys as `key=choice(value)`: Hydra applies these per job."""
     parser = OverridesParser.create()
     sweeps = {override: parser.parse_override(override).is_sweep_override() for override in overrides}
     if not any(sweeps[override] and override.startswith(f"{group}=") for override in overrides):
@@ -144,7 +144,7 @@ def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
 
 
 def check_number(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if a grid has more than MAX_RUNS combinations. This check precedes Hydra's listing of all of them."""
+    """Raise ConfigError if a grid has more than MAX_RUNS combinations. This only counts them: Hydra would list them all."""
     counts = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         count, value = 1, override.value()

@@ -21,7 +21,7 @@ TYPES = {"null": "null", "string": "text", "integer": "whole number", "number": 
 PLAIN = re.compile(r"[\w$(/.\\<~][^#]*(?<![:\s])")
 """Pattern of text that needs no quotes in YAML."""
 HUGE = 2**62
-"""Smallest upper limit that is not shown: such a high limit exists only for technical reasons."""
+"""Limits of this value or more are not shown, because they exist only for technical reasons."""
 LONG = 12
 """Maximum number of names to list. If there are more, only their number is shown."""
 
@@ -33,7 +33,7 @@ class Key(NamedTuple):
     """Name on the command line. `[]` means every entry of a list: `wrap.rules[].match` is a key of each entry of wrap.rules."""
     field: str
     owners: Mapping[str, type[Section]]
-    """Class that defines the field, for each kind in the group. Outside of groups, the kind is an empty string."""
+    """For each kind of the group, the class that defines the field. If the key is in no group, the kind is an empty string."""
 
     @property
     def group(self) -> str:
@@ -46,7 +46,7 @@ class Key(NamedTuple):
         return self.name.rpartition(".")[2]
 
     def documentation(self) -> dict[str, list[str]]:
-        """Return the key's distinct docstrings, each with the kinds that share it."""
+        """Map each distinct docstring of the key to the kinds that have this docstring."""
         found: dict[str, list[str]] = {}
         for kind, owner in self.owners.items():
             found.setdefault(documentation(owner).get(self.field, ""), []).append(kind)
@@ -135,7 +135,7 @@ def value_at(values: Any, path: str) -> Any:
 
 
 def in_words(schema: dict[str, Any], definitions: dict[str, Any], *, whole: bool = False) -> str:
-    """Describe the values that a JSON schema accepts: `whole number at least 1, or auto`. If `whole`, list all names."""
+    """Describe the values that a JSON schema accepts, such as `text or null`. If `whole`, list even more than LONG names."""
     parts = list(dict.fromkeys(_kinds_of_value(schema, definitions, whole)))
     if "text" in parts:  # text includes numbers and names
         parts = [part for part in parts if part in ("text", "null")]

@@ -13,7 +13,7 @@ from meshrunner.runner.console import in_two_columns, paragraph
 MANY = 4
 """Maximum number of keys to explain in full. If there are more, each key gets one line."""
 LONGEST_VALUE, LONGEST_DEFAULT = 60, 160
-"""In a list of keys, maximum characters of a key's value, and of its defaults in all options together."""
+"""Maximum lengths in a list of keys, in characters: of a key's value, and of the text that describes its defaults."""
 
 
 def explain_key(key: Key) -> str:
