@@ -25,7 +25,7 @@ from meshrunner.runner.ledger.allocations import PERSISTENT, START, UNKNOWN, All
 from meshrunner.runner.ledger.phases import Phases
 
 SPLIT = torch.ops.aten.split.Tensor
-"""Operator with which gloo's reduce-scatter splits its copy of the input. No other operator uses that copy."""
+"""Operator with which gloo's reduce-scatter splits its copy of the input. No other operator uses the copy."""
 BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_gather_copy_in", "fsdp::chunk_cat")
 """FSDP operators whose arguments and results are communication buffers."""
 
@@ -46,14 +46,14 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
 
     Memory that an operator or a collective allocates internally is not tracked. A tensor that another thread creates is tracked
     once an operator of this thread uses it. Gloo copies its input and frees the copy some time after the collective, so the
-    memory of a process varies from run to run. The ledger ignores these copies: it assumes that an untracked storage is such a
-    copy if the first operator that uses the storage is a split.
+    memory of a process varies from run to run. The ledger ignores these copies: it takes an untracked storage for such a copy
+    if a split is the first operator to use it.
 
     **Compiled code is not tracked**: inductor's allocations bypass dispatch modes, and dynamo does not compile while a mode is
     active.
 
     The ledger may be exited and re-entered. While it is exited, only releases are tracked. Parameters, gradients and optimizer
-    state that are older than the ledger count from its beginning. Any other older storage counts from its first use.
+    state that are older than the ledger count from the ledger's beginning. Other older storages count from their first use.
     """
 
     def __init__(self, phases: Phases | None = None) -> None:
@@ -110,14 +110,14 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     # Subclasses override these.
 
     def _saves_for_backward(self) -> bool:
-        """Whether to assume that results created now are kept for backward."""
+        """Whether tensors created now count as saved for backward."""
         return torch.is_grad_enabled()
 
     def _after_operator(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
-        """Handle an operator that has run. Its results are already tracked."""
+        """Do nothing. A subclass can log the operator, whose results are already tracked."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
-        """Whether a storage owns its memory. A storage at an address inside another storage, as in a pool, does not."""
+        """Whether to track a storage. Memory inside another tracked storage, as in a pool, must not count twice."""
         if storage.device.type != "cpu":  # DTensor propagates shapes on meta
             return False
         if storage.resizable():

@@ -25,7 +25,7 @@ class Phases:
     """
 
     def __init__(self, part: str = "forward", *, compiles: bool = False) -> None:
-        """Start in the part `part` of the step. `compiles`: whether any part of the network is compiled."""
+        """Begin in the given part of a step. `compiles`: whether any part of the network is compiled."""
         self.step = -1
         self._part = part
         self._block: int | None = None
@@ -37,13 +37,11 @@ class Phases:
 
     @property
     def now(self) -> Phase:
-        """Current phase."""
         if self._part in ("backward", END) and not _in_backward():
             self._part, self._block = "update", None
         return Phase(self.step, self._part, self._block)
 
     def begin_step(self) -> None:
-        """Begin an optimizer step."""
         self.step += 1
         self._enter("forward")
 
@@ -114,7 +112,7 @@ class Phases:
         self._until_exit(module.register_forward_hook(self._hook(after), prepend=True))
 
     def _enter_in_backward(self, output: Any, part: str, block: int | None) -> None:
-        """Register a hook that enters a part once backward has computed the gradient of a module's output."""
+        """Enter `part` of the step as soon as backward has computed the gradient of `output`, a module's output."""
         outputs = output if isinstance(output, tuple) else (output,)
         first = next((each for each in outputs if isinstance(each, Tensor)), None)
         if first is not None and first.requires_grad:

@@ -24,7 +24,7 @@ MATMUL_SIZE, MATMUL_REPEATS = 1024, 12
 
 
 class HostDevice:
-    """A CPU, measured by the host's clock and the peak resident set size (VmHWM). A CPU completes work before a call returns."""
+    """A CPU, measured by the host's clock and the peak resident set size (VmHWM). Its operators finish before they return."""
 
     keys: tuple[str, ...] = ("memory/peak_rss_gib",)
     """Keys of the memory figures that a rank measures."""
@@ -47,7 +47,7 @@ class HostDevice:
         return [0.0]
 
     def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
-        """Return the memory entries of a row. `peaks`: figures merged over ranks. Figures that this device lacks are None."""
+        """Return a row's memory figures, given `peaks` merged over ranks. Figures that do not exist for this device are None."""
         found: dict[str, float | None] = dict.fromkeys(row_keys("memory/"))
         found |= peaks
         if self.total_gib:
@@ -105,7 +105,7 @@ def device_of(device: torch.device) -> HostDevice:
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return the peak FLOP/s in the compute dtype (None if unknown) and entries of the summary. On CPUs, all ranks must call."""
+    """Return the peak FLOP/s in the compute dtype, if known, and entries for summary.json. On CPUs, call this on all ranks."""
     rate = experiment.precision.compute
     if device.type == "cuda":
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -124,7 +124,7 @@ def peak_flops(
 
 
 def _cached_peak(cpu: str, rate: str, context: WorkerContext) -> float:
-    """Return this CPU's peak FLOP/s with the run's number of threads. The value is measured once and then cached."""
+    """Return this CPU's peak FLOP/s with the run's number of threads. It is measured once and then read from cpu_peak.json."""
     path = cache_dir() / "cpu_peak.json"
     key = f"{cpu}, {context.threads} threads, {rate}, torch {torch.__version__}"
     known = read_json(path)

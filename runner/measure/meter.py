@@ -1,8 +1,8 @@
 """The meter measures every step on every rank, and on rank 0 appends a row per step to `events.jsonl`.
 
 A step's values stay on the device until the meter reads them, every `log_every` steps. Nothing else waits for the device. After
-a reading, the ranks' figures are gathered, and the rows are written and flushed. The time of a reading counts for WPS, but not
-for any step. WPS excludes a profiler's work around its window, and saving checkpoints (see `perf/checkpoint_time_s`).
+a reading, the ranks' figures are gathered, and the rows are written and flushed. WPS includes the time that readings take; step
+times do not. WPS excludes the profiler's work around its window and the saving of checkpoints (see `perf/checkpoint_time_s`).
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class RunMeter:
         self.early_recompiles = len(recompile_reasons())
 
     def _record_recompiles(self, step: int) -> None:
-        """Add recompilations inside the measured window to the summary. Usually there are none."""
+        """Add the recompilations inside the measured window to summary.json."""
         known = self.early_recompiles + len(self.late_recompiles)
         self.late_recompiles += [{"step": step, "reason": reason} for reason in recompile_reasons()[known:]]
         self._add_to_summary({"compile/late_recompiles": self.late_recompiles})

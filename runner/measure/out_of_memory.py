@@ -1,4 +1,4 @@
-"""Explains an out-of-memory error: host or device, the step, its part, the module, and the requested bytes."""
+"""Explains an out-of-memory error in one line: host or device, step, part of the step, module and requested memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ON_DEVICE = re.compile(
     r"|Triton Error \[\w+\]: out of memory",
     re.IGNORECASE,
 )
-"""Messages of device allocators. Triton's "out of resource" is excluded: it means that a kernel exceeds the limits of a block."""
+"""Messages of device allocators. They exclude Triton's "out of resource": a kernel that exceeds the limits of a thread block."""
 ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 CAPACITY = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
 PARTS = {
@@ -32,7 +32,7 @@ PARTS = {
     "global_norm": "gradient norm",
     "clip_by_norm": "clipping",
 }
-"""For each function of a recipe: the part of the run that it executes, as shown to the user."""
+"""For each function of a recipe, the name of its work in the error message."""
 
 
 class MemoryRanOut(Exception):

@@ -81,12 +81,12 @@ def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
 
 
 def largest_block_bytes(trace: Trace) -> int | None:
-    """Return the bytes of activations, including its output, that the largest block adds, or None if blocks have no phases."""
+    """Return the most bytes of activations that a block adds, including its output. Return None if blocks have no phases."""
     return max((sum(each.nbytes for each in alive) for _, alive in _made_in_forward(trace).values()), default=None)
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
-    """Return the model cut after as few blocks as include every class, or the whole model if it cannot be cut."""
+    """Return the first blocks of the model, as few as contain every class of block, or the whole model if it cannot be cut."""
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
     few = max(*first.values(), model.first_blocks) + 1
@@ -99,7 +99,7 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
 
 
 def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[Allocation]]]:
-    """Return for each block: its allocations in the last step's first forward, and those of them held when backward begins."""
+    """Return, for each block, its allocations in the last step's first forward, and the subset held when backward begins."""
     last, ledger = trace.last_step, trace.ledger
     in_backward = (each.allocated_at for each in ledger.allocations if each.phase[:2] == (last, "backward"))
     backward = next(in_backward, ledger.now)

@@ -47,7 +47,7 @@ class MemoryForecast:
     peak_reserved_pct: float | None
     """`peak_reserved_gib` as a share of the device's memory, in percent."""
     alloc_retries: int | None
-    """Number of cache flushes that the allocator needs within the device's memory. None if no allocator is modelled."""
+    """Number of cache flushes that keep the allocator within the device's memory. None if no allocator is modelled."""
     startup_gib: float
     """Peak of active memory before the first step."""
     phase: str
@@ -57,7 +57,7 @@ class MemoryForecast:
     block_gib: float | None
     """Activations that the largest block keeps from its forward to its backward. None if the whole model is compiled."""
     error_pct: float
-    """Bound on the error of the predicted peak in percent, from published measurements."""
+    """Bound on the relative error of the predicted peak, in percent (see docs/measurements/plan.md)."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class SpeedForecast:
     calibrated: bool
     """Whether the device's constants were fitted to measured runs."""
     error_pct: float
-    """Largest error of `wps`, in percent: in the calibration runs, or in published measurements without a calibration."""
+    """Largest error of `wps` in percent: in the calibration runs or, without a calibration, in docs/measurements/plan.md."""
 
 
 @dataclass(frozen=True)

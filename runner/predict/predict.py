@@ -35,7 +35,7 @@ from meshrunner.runner.predict.workload import Workload, trace_run
 
 ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
-"""Bounds on the error of predicted peaks, from the measurements in docs/measurements/plan.md."""
+"""Bounds on the errors of predicted active and reserved peaks, from the measurements in docs/measurements/plan.md."""
 
 
 def predict(

@@ -114,7 +114,6 @@ def _composed(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _refuse_other_than_whole(config: dict[str, Any], key: str) -> None:
-    """Raise ConfigError if the value of a key is neither a whole number nor `auto` nor null."""
     value: Any = config
     for name in key.split("."):
         value = value.get(name, "not set") if isinstance(value, dict) else "not set"

@@ -15,7 +15,7 @@ from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_dept
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 ERROR_PCT = 7.0
-"""Largest difference from published words per second (docs/measurements/plan.md) if the device is not calibrated."""
+"""Largest error of `wps` without a calibration, in percent, relative to the published runs in docs/measurements/plan.md."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ class Workload:
         return "fp32" if self.experiment.precision.fp32_matmul == "highest" else "tf32"
 
     def clock(self, hardware: GPU | CPU) -> SimulatedClock:
-        """Return a new clock of the device."""
         return SimulatedClock(device_rates(hardware, self.fp32_rate, self.workers))
 
     def step_time(self, hardware: GPU | CPU) -> StepTime:
@@ -76,11 +75,7 @@ class Workload:
 
 
 def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool) -> tuple[Workload, tuple[Trace, ...]]:
-    """
-    Trace the full-depth model, or two shallow models if `shallow` is true and they determine the full depth.
-
-    Return the workload and the traces.
-    """
+    """Trace the full-depth model, or two shallow models if `shallow` is true and they determine the full depth."""
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
     recipes = [experiment] if depths is None else [at_depth(experiment, each) for each in depths[:2]]
@@ -102,7 +97,7 @@ def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
 
 
 def _at_full_depth(depths: Depths, shallow: StepTime, deeper: StepTime) -> StepTime:
-    """Extrapolate the step time to the full depth. Each further block adds the mean time per block between the two depths."""
+    """Extrapolate the step time linearly: each further block adds (deeper - shallow) / (difference of their depths)."""
     blocks = (depths.full - depths.deeper) / (depths.deeper - depths.shallow)
 
     def line(first: float, second: float) -> float:

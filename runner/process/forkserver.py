@@ -52,8 +52,8 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
     """
     Start the forkserver and return within milliseconds. The forkserver imports torch in the background.
 
-    Add `variables` to the forkserver's environment, because libraries read variables when they are loaded. If the forkserver runs
-    with different variables, replace it; it must have no children then. If `variables` is None, keep a running forkserver.
+    Add `variables` to the forkserver's environment, because libraries read variables when they are loaded. A forkserver that
+    runs with different variables is replaced; it must have no children. If `variables` is None, a running forkserver is kept.
     """
     global _variables
     if _variables is not None and variables in (None, _variables):

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 @contextmanager
 def garbage_collection_disabled() -> Iterator[None]:
-    """Disable automatic garbage collection inside the context."""
     collects = gc.isenabled()
     gc.disable()
     try:

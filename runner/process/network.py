@@ -1,7 +1,7 @@
 """The network interface for gloo in a run on several nodes.
 
-By default gloo uses the address that the host name resolves to. On Debian that address is 127.0.1.1, with which ranks on other
-nodes would connect to themselves.
+By default gloo uses the address that the host name resolves to. On Debian that address is 127.0.1.1. Ranks on
+other nodes that connect to this address would reach their own node.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from socket import AF_INET, AF_INET6
 import psutil
 
 OUTSIDE = ("192.0.2.1", "2001:db8::1")
-"""Addresses reserved for documentation. The default route leads to them. They are only used to look up that route."""
+"""Addresses reserved for documentation. They serve to look up the default route; nothing is sent to them."""
 
 
 def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
     """
-    Return the interface, allowed by NCCL_SOCKET_IFNAME, that routes to the rendezvous on `master`.
+    Return the interface that routes to the rendezvous on `master`, among the interfaces that NCCL_SOCKET_IFNAME allows.
 
-    On `master` itself, whose name may resolve to 127.0.1.1, return the interface of the default route. If no interface has a
-    route, return the first allowed interface. Return None if no interface is allowed.
+    If there is none, as on `master` itself if its name resolves to 127.0.1.1, return the interface of the default route. If that
+    is not allowed, return the first allowed interface. Return None if no interface is allowed.
     """
     wanted = environment.get("NCCL_SOCKET_IFNAME", "")
     allowed = {name: addresses for name, addresses in interfaces().items() if allows(wanted, name)}
@@ -35,7 +35,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
 
 
 def allows(wanted: str, name: str) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME allows an interface. `eth,ib` lists prefixes, `=eth0` a full name; `^` excludes them."""
+    """Return whether NCCL_SOCKET_IFNAME allows an interface: `eth,ib` allows prefixes, `=eth0` a name; `^eth` bars a prefix."""
     prefixes = [each for each in wanted.lstrip("^=").split(",") if each]
     exactly = wanted.lstrip("^").startswith("=")
     named = any(name == each if exactly else name.startswith(each) for each in prefixes)

@@ -63,7 +63,7 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 @contextmanager
 def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
-    """Call `request` on the first Ctrl-C in an `interruptible`. Interrupt if it returns False, and on any later Ctrl-C."""
+    """Call `request` on the first Ctrl-C. If it returns False, and on later Ctrl-Cs, interrupt as `interruptible` does."""
     interrupt = signal.getsignal(signal.SIGINT)
     assert callable(interrupt)
 

@@ -64,7 +64,7 @@ def _ranks(value: Any) -> Any:
 
 
 class Windowed(Profiler):
-    """Base of profilers with a window: `steps` steps, after the first measure_after + `start` steps of an attempt."""
+    """Base of profilers with a window: `steps` steps that follow the first measure_after + `start` steps of an attempt."""
 
     start: Annotated[int, whole(at_least=0)]
     """Number of measured steps before the window."""
@@ -78,7 +78,7 @@ class Windowed(Profiler):
         return done + run.measure_after + self.start + self.steps
 
     def _exceeds_steps(self, run: ProfiledRun, done: int = 0) -> str:
-        """Return the sum that exceeds the run's steps as text if the window ends after the run, or "" if it does not."""
+        """Return `measure_after(5) + ... = 12 is more than steps(10)` if the window ends after the run, otherwise ""."""
         if (last := self.last_step(run, done)) <= run.steps:
             return ""
         before = f"{done} done before + " if done else ""
@@ -128,7 +128,7 @@ class Session:
         self._enter_window()
 
     def turns_after(self, step: int) -> bool:
-        """Return whether profiling begins or ends after this step, which needs an idle device. All ranks return the same."""
+        """Return whether profiling begins or ends after this step. If so, the device must be idle. All ranks agree."""
         return step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
 
     def step_begins(self) -> None:

@@ -33,7 +33,7 @@ LAUNCH = ("cuda_runtime", "cuda_driver")
 
 Event = dict[str, Any]
 Lane = tuple[str, Any]
-"""(kind, thread): kind is STEP, COMPUTE or COMMUNICATION. On CUDA, all work of a kind is in one lane."""
+"""(kind, thread): the kind is STEP, COMPUTE or COMMUNICATION. On CUDA there is one lane per kind."""
 Span = tuple[Lane, float, float]
 """(lane, begin, end): interval in microseconds during which the lane is busy."""
 
@@ -81,7 +81,7 @@ def _activity(busy: Counter[Lane]) -> str:
 
 def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Event]) -> Iterator[Span]:
     """
-    Yield the spans of the device's work and of the steps. Steps are timed on the device, as the meter's CUDA events do.
+    Yield the spans of the device's work and of the steps. Steps are timed by the device's work, as in the meter.
 
     A step ends when all device work launched in the step has ended. It begins when its annotation begins or when the previous
     step ends, whichever is later.

@@ -18,7 +18,7 @@ from meshrunner.runner.predict.allocator.segments import (
 UNIT = 512
 """Bytes of the smallest block. Every block size is a multiple of UNIT."""
 SMALL = MIB
-"""Largest request that a small pool serves, in bytes. A large pool of fixed segments only splits off remainders above SMALL."""
+"""Bytes of the largest request to a small pool. A large pool of fixed segments splits off only larger remainders."""
 
 
 class OutOfMemory(Exception):

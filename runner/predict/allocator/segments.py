@@ -7,14 +7,13 @@ from bisect import bisect_left, insort
 MIB, GIB = 2**20, 2**30
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
 OWN_SEGMENT = 10 * MIB
-"""Smallest request that gets its own fixed segment. Its size is rounded up to a multiple of OWN_SEGMENT_UNIT."""
+"""Smallest request, in bytes, that gets its own fixed segment: the request rounded up to a multiple of OWN_SEGMENT_UNIT."""
 OWN_SEGMENT_UNIT = 2 * MIB
 ADDRESSES = 2**50
 """Size of an expandable segment. It exceeds the memory of any device, so one segment per pool is enough."""
 
 
 def round_up(nbytes: int, unit: int) -> int:
-    """Round `nbytes` up to a multiple of `unit`."""
     return -(-nbytes // unit) * unit
 
 
@@ -51,7 +50,7 @@ class MemoryBlock:
 
 
 class BlockPool:
-    """The free blocks of one stream, either for small or for large requests."""
+    """Free blocks of one stream. Small and large requests have separate pools."""
 
     __slots__ = ("free", "segment", "small", "unmapped")
 
@@ -73,9 +72,9 @@ class BlockPool:
 
     def best_fit(self, size: int) -> MemoryBlock | None:
         """
-        Remove and return the smallest free block of at least `size` bytes, at the lowest address if several are equally small.
+        Remove and return the smallest free block of at least `size` bytes. Of equally small blocks, take the lowest address.
 
-        A block that can grow counts with the bytes by which it can grow, so the last block of an expandable segment is used last.
+        A block before unmapped memory ranks by the size to which it can grow. So an expandable segment's last block is used last.
         """
         free = self.free
         i = bisect_left(free, (size,))
@@ -178,7 +177,7 @@ class ExpandableSegments(Segments):
                 self._unmap(block, begin, end)
 
     def _lowest_range(self, pool: BlockPool, size: int) -> MemoryBlock:
-        """Return the first block of the lowest range of adjacent free or unmapped blocks with room for `size` bytes."""
+        """Find the lowest range of adjacent free or unmapped blocks that together have `size` bytes. Return its first block."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
             first = unmapped if before is None or before.allocated else before

@@ -28,7 +28,7 @@ FP32_ON_CUDA = FP32_ON_CPU | {
     *(Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.pow, Tensor.__pow__, Tensor.rsqrt, Tensor.reciprocal),
     *(Tensor.sum, Tensor.cumsum, Tensor.cumprod, Tensor.prod, Tensor.softmax, Tensor.log_softmax, Tensor.logsumexp),
 }
-"""Functions that autocast runs in fp32 (aten/src/ATen/autocast_mode.h), without those that language models do not use."""
+"""Functions of language models that autocast on CUDA runs in fp32 (from aten/src/ATen/autocast_mode.h)."""
 
 
 class _Autocast(TorchFunctionMode):

@@ -2,7 +2,7 @@
 Traces the memory and time of compiled code through a backend of torch.compile that generates no code.
 
 dynamo, AOT autograd, and inductor's decompositions and partitioner run as usual. The resulting graphs are interpreted on meta.
-Among the results computed inside a fused kernel, only the final one gets memory.
+The final result of a fused kernel gets memory. Intermediate results inside the kernel do not.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Interpreter(fx.Interpreter):
         return result
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a node. Keep the random state for recomputation in host memory, as on a GPU, where it takes 16 bytes."""
+        """Run a node. If it saves the random state for recomputation, return a state of 16 bytes in host memory, as on a GPU."""
         if target is torch.ops.higher_order.run_and_save_rng_state:
             operator, *rest = args
             return torch.empty(16, dtype=torch.uint8, device="cpu"), operator(*rest, **kwargs)

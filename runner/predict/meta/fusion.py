@@ -26,16 +26,16 @@ VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
 """Operators that return views although their schema does not say so."""
 READS_TO_INLINE = 4
 """
-A result with several users is stored if computing it reads more tensors than this. Otherwise inductor recomputes it for each
-user (`torch._inductor.config.realize_reads_threshold`).
+Maximum number of tensors that inductor reads to recompute a result for each of its users. If computing the result reads more
+tensors, inductor stores the result (`torch._inductor.config.realize_reads_threshold`).
 """
 
 
 class GraphMemory(NamedTuple):
-    """Nodes of a graph that do work or get memory. Every other node is a view or an intermediate result of a fused kernel."""
+    """Unfused operators and fused kernels of a graph. Other nodes are views or intermediate results of a fused kernel."""
 
     unfused: set[Node]
-    """Operators that run by themselves, as without the compiler."""
+    """Operators that run their own kernels, as they do without the compiler."""
     kernels: dict[Node, dict[Node, int]]
     """For each result of a fused kernel: the tensors that the kernel reads from memory, and the bytes read from each tensor."""
 
@@ -78,7 +78,7 @@ def _values(node: Node) -> list[Tensor]:
 
 
 def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node]) -> dict[Node, int]:
-    """Return the tensors in memory from which a fused node is computed, and the bytes read from each tensor."""
+    """Return the tensors that a fused kernel must read from memory to compute a node, and the bytes read from each tensor."""
     total: dict[Node, int] = {}
     for argument in node.all_input_nodes:
         base = _base(argument)

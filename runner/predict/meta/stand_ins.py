@@ -36,8 +36,8 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """
     Give FSDP2 the traced device's streams, so that communication overlaps with compute.
 
-    FSDP2 gets streams from the device's module. When it frees an all-gather whose result was never used, it instead asks for the
-    accelerator's current stream. This happens, for example, with frozen blocks below the first trained block.
+    FSDP2 gets streams from the device's module. Only when it frees an all-gather whose result was never used, as with frozen
+    blocks below the first trained block, does it get the current stream from `torch.accelerator`.
     """
     for user in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
         in_torch.replace(user, "_get_device_handle", lambda _="cuda": recorder.device)
@@ -57,8 +57,8 @@ def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """
     Give FSDP1 the traced device's streams.
 
-    FSDP1 also tells the allocator which streams use a tensor (`record_stream`). The allocator keeps the memory until these
-    streams are done. FSDP1 considers a tensor freed if its address is 0. On meta every address is 0, so test the size instead.
+    FSDP1 also calls `record_stream`, so that memory is not reused before the streams that use it are done. FSDP1 considers a
+    tensor freed if its address is 0. On meta every address is 0, so test the size of the storage instead.
     """
     handle = classmethod(lambda cls, device: recorder.device)
     in_torch.replace(_common_utils._FSDPDeviceHandle, "from_device", handle)
@@ -141,13 +141,13 @@ def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make the model repeat fp32 keys and values, as on a GPU. The model itself would do so only for tensors on a GPU."""
+    """Make the model repeat fp32 keys and values, as on a GPU. Without this replacement it would not repeat meta tensors."""
     if not recorder.on_host:
         in_torch.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
 
 
 def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:
-    """Let torchao see whether a float8 weight has a scale without testing the scale's value, because meta has no values."""
+    """Let torchao find out whether a float8 weight has a scale. torchao tests the scale's value, but meta has no values."""
     convert = Float8.convert
 
     def traced_convert(self: Float8, network: Network) -> None:

@@ -21,7 +21,7 @@ MATMULS = {
 }
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Values of `Collective.name`. Apart from underscores, torch's operator names begin with them: `_allgather_base_`."""
+"""Values of `Collective.name`. torch's operator names begin with such a value if underscores are ignored: `_allgather_base_`."""
 
 
 class Traits(NamedTuple):
@@ -60,7 +60,7 @@ def traits(func: Any) -> Traits:
 
 
 def collective(operator: str) -> str | None:
-    """Return a torch operator's name in COLLECTIVES, such as `all_gather` for `_allgather_base_`, or None if it has none."""
+    """Return the name in COLLECTIVES that matches a torch operator (`all_gather` for `_allgather_base_`), or None."""
     squeezed = operator.replace("_", "")
     return next((name for name in COLLECTIVES if squeezed.startswith(name.replace("_", ""))), None)
 

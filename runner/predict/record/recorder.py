@@ -47,7 +47,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
         """
         Record the events of `device`. Round each allocation up to a multiple of `rounding` bytes.
 
-        `on_host`: whether the device is the CPU. If it is, real CPU tensors count too, such as the optimizer's step counts.
+        `on_host`: whether the device is the CPU. If so, real CPU tensors, such as the optimizer's step counts, are tracked too.
         """
         super().__init__(phases)
         self.device, self.on_host, self.rounding = device, on_host, rounding
@@ -71,7 +71,6 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Record nothing within the context."""
         self.paused += 1
         try:
             yield

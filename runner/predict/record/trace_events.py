@@ -30,7 +30,7 @@ class Freed(NamedTuple):
 
 
 class UsedByStream(NamedTuple):
-    """Another stream uses the memory (`record_stream`). Freed memory stays allocated until that stream's earlier work is done."""
+    """Another stream uses the memory (`record_stream`). Once freed, it is not reused until the stream is done with it."""
 
     allocation: Allocation
     stream: int

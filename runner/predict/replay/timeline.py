@@ -87,7 +87,7 @@ def _parts(points: Sequence[Point]) -> Iterator[Part]:
 
 
 def _thinned(points: list[Point], most: int) -> list[Point]:
-    """Return about `most` points: the highest of each phase, and the highest and lowest of every interval of equal length."""
+    """Return about `most` points: the highest of each phase, and the highest and lowest of each of many equal intervals."""
     if len(points) <= most:
         return points
     total, phases = attrgetter("total"), dict[Phase, list[Point]]()

@@ -25,15 +25,15 @@ from meshrunner.runner.config.hardware import CPU, GPU
 
 GB, MB = 1e9, 1e6
 LINK_BANDWIDTH = 450.0
-"""`link_bandwidth` of the H100 in GB/s. NODE_BANDWIDTH holds for this device."""
+"""`link_bandwidth` of the H100 in GB/s. On another device, NODE_BANDWIDTH is scaled by the ratio of the link bandwidths."""
 NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
 """(devices in a node, GB/s) for all-gathers and reduce-scatters: size of the whole buffer divided by the duration."""
 NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
 """(devices in a node, latency in seconds) for all-gathers and reduce-scatters."""
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
-"""(bytes per rank, fraction of the network bandwidth that a collective reaches)."""
+"""(bytes per rank, fraction of the network bandwidth that a collective of this size reaches)."""
 STEP_IN_NODE, STEP_ACROSS = 3.4e-6, 14e-6
-"""Seconds per step of a ring, within a node and between nodes. A ring takes 38 microseconds per node of 8 devices."""
+"""Seconds per step of a ring, within a node and between nodes. A node of 8 devices adds 7 x 3.4 + 14 = 38 microseconds."""
 TREE = 0.7
 """Bandwidth of a tree relative to a ring."""
 
@@ -42,7 +42,7 @@ Fp32Rate = Literal["fp32", "tf32"]
 
 
 class GPURates:
-    """Rates of a GPU: data-sheet rates times the fractions of them that programs reach."""
+    """Rates that programs reach on a GPU: its data-sheet rates times the fractions in `hardware.efficiency`."""
 
     overlaps = True
     """Whether streams run concurrently and the host runs ahead of them."""
@@ -72,7 +72,7 @@ class GPURates:
         """
         Return the duration of a collective in seconds, which is 0 for a group of one rank.
 
-        The duration never falls as `nbytes` grows, or as a group is spread evenly over more nodes.
+        A collective never gets faster if `nbytes` grows, or if the group is spread evenly over more nodes.
 
         Args:
             ranks: global ranks of the group, numbered node by node.
@@ -157,7 +157,7 @@ def device_rates(hardware: GPU | CPU, fp32_rate: Fp32Rate, workers: int) -> Rate
 
 
 def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
-    """Return two values: the field of `hardware.peak` for matmuls in a dtype, and the fraction of that rate they can reach."""
+    """Return two values: the field of `hardware.peak` for matmuls in a dtype, and the fraction of it that they reach."""
     if dtype in ("bfloat16", "float16"):
         return "bf16", 1.0
     if dtype.startswith("float8"):

@@ -30,7 +30,7 @@ class StepTime(NamedTuple):
     """Time of one step and of the work in that step."""
 
     seconds: float
-    """Seconds from the end of all earlier work to the end of the step, including slowdown by overlapping communication."""
+    """Seconds from the end of all earlier work to the end of the step. They include slowdown by overlapping communication."""
     seconds_by_part: dict[str, float]
     """For each of PARTS, the seconds that streams work on it. Parts overlap, so their sum is not the step's time."""
     exposed_communication_s: float
@@ -84,7 +84,6 @@ class SimulatedClock:
             self.host = max(self.host, until)
 
     def begin_step(self) -> None:
-        """Begin a new step."""
         self._began = self._all_done_at()
         self._work = dict.fromkeys((*PARTS, "computing"), 0.0)
         """Seconds of work on each of PARTS, and on the compute stream."""
@@ -93,7 +92,7 @@ class SimulatedClock:
         self._since_collective = 0.0
 
     def step_time(self, skipped_micro_batches: int = 0) -> StepTime:
-        """Return the time of the current step so far. Each skipped micro batch counts as long as the second-last traced one."""
+        """Return the time of the current step so far. A skipped micro batch takes as long as the second-last traced one."""
         totals = self._totals()
         if skipped_micro_batches:
             before, after = self._micro_batches[-2:]

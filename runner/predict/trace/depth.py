@@ -29,9 +29,9 @@ class Depths(NamedTuple):
     deeper: int
     full: int
     front: int
-    """Number of first blocks to compare. No block that is left out has a higher peak than all compared blocks."""
+    """Number of blocks at the front of the model whose peaks are extrapolated."""
     reach: int
-    """Number of last blocks to compare."""
+    """Number of blocks at the end of the model whose peaks are extrapolated. Blocks in the middle have no higher peak."""
 
     def at_full_depth(self, shallow: int, deeper: int) -> int:
         """Extrapolate a value linearly to the full depth, given the value at both shallow depths."""
@@ -96,7 +96,7 @@ def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> tuple[int, Pea
 
 
 def start_peak(trace: Trace) -> int:
-    """Return the peak bytes before the first step. Then, whole (unsharded) parameters are initialised."""
+    """Return the peak bytes before the first step, while parameters are initialised whole (unsharded)."""
     return trace.ledger.peak_of(lambda phase: phase.part == START).total
 
 
@@ -106,7 +106,7 @@ def step_peak(trace: Trace) -> PeakMemory:
 
 
 def _positions(trace: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
-    """Return (phase, peak bytes) by (part of the last step, block). Blocks count from 0 at the front and from -1 at the end."""
+    """Map (part of last step, block) to (phase, peak bytes). Blocks count 0, 1, ... from the front; -1, -2, ... from the end."""
     found: dict[tuple[str, int | None], tuple[Phase, int]] = {}
     for phase, total in trace.ledger.peaks().items():
         step, part, block = phase

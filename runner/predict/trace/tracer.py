@@ -36,8 +36,8 @@ STEPS = 2
 """Steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
 MICRO_BATCHES = 4
 """
-Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last reduces them. Every
-skipped micro batch is like the third: neither it nor the micro batch before it is the first or the last.
+Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last reduces them. The
+third is typical, because it neither is nor follows one of these two. Every skipped micro batch is like the third.
 """
 CUDA_ROUNDING = 512
 """Bytes of the caching allocator's smallest block. Every block size is a multiple of this size."""
@@ -54,7 +54,7 @@ class Trace(NamedTuple):
     tokens: int
     """Tokens that one data-parallel rank processes per step."""
     skipped_micro_batches: int
-    """Number of micro batches per step that were not traced. `tokens` includes them, and so does the memory of the batch."""
+    """Number of micro batches per step that were not traced. `tokens` and the memory for the batch include them."""
 
 
 def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) -> Trace:
