@@ -37,7 +37,7 @@ FACTS: dict[str, Callable[[Run], Any]] = {
     "meshrunner": lambda run: run.environment.packages.get("meshrunner"),
     "commit": lambda run: (run.environment.git_commit or "")[:8] or None,
 }
-"""Maps a title to a function that returns a fact about a run. Facts affect measurements but are not in the configuration."""
+"""Functions by title, each of which returns a fact about a run. Facts affect measurements but are not in the configuration."""
 
 
 def text(value: Any) -> str:

@@ -61,7 +61,7 @@ class Launch(Section):
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
-    """Host memory in GiB that a worker may add after the recipe starts; null: no limit. A run that exceeds it ends as `oom`."""
+    """Host memory in GiB that a worker may allocate after the recipe starts; null: no limit. A run above it ends as `oom`."""
     start_timeout_minutes: Minutes
     """Maximum minutes until the first step is done, compilation included. A run that takes longer ends as `timeout`."""
     timeout_minutes: Minutes
@@ -94,7 +94,7 @@ class Sweep(Section):
     baseline: str | None
     """Setting that identifies the baseline, such as `parallelism=fsdp1`. The table compares all other rows with it."""
     repeat: Annotated[int, whole(at_most=1000)]
-    """Number of runs per combination, interleaved with other combinations' runs. Their differences estimate the noise."""
+    """Number of runs per combination. A sweep alternates between combinations. Differences between repeats estimate the noise."""
     seeds: Annotated[int, whole(at_most=1000)]
     """Number of seeds per combination, counting up from `seed`. Differences between the seeds estimate the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
@@ -102,7 +102,7 @@ class Sweep(Section):
     rerun: list[Literal["completed", "oom", "skipped"]]
     """Final states of runs that a resumed sweep executes again. The earlier results of these runs are discarded."""
     devices: AutoCount
-    """Number of this node's devices that concurrent runs share; auto: all visible GPUs, or one run at a time on CPUs."""
+    """Number of this node's devices that concurrent runs share; auto: all visible GPUs; on CPUs, one run executes at a time."""
     fail_fast: bool
     """Stop the sweep at the first run that does not complete."""
     preflight: Annotated[
@@ -127,7 +127,7 @@ class Experiment(Recipe):
     sweep: Sweep
     """Settings of a sweep as a whole: combinations to leave out, repeats, retries."""
     progress: Annotated[Literal["auto", "steps", "runs"], Affects.DISPLAY] = "auto"
-    """Progress output; auto: a live line or table on a terminal, else a line per step, or per run of a sweep."""
+    """Progress output; auto: a live line or table on a terminal, else a line per step of a single run, or per run of a sweep."""
     log_every: Annotated[AutoCount, Affects.FIGURES]
     """Number of steps after which metrics are read from all ranks; auto: 1 on CPU, 10 on CUDA. Reading waits for the device."""
     measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]

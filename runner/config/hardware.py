@@ -48,7 +48,7 @@ class Calibrated(Section):
     runs: Count
     """Number of measured combinations."""
     error_pct: float = Field(ge=0)
-    """Largest error, in percent, of a combination's predicted speed when the constants are fitted to all other combinations."""
+    """Largest error of a predicted speed, in percent. Each combination is predicted with constants fitted to all others."""
 
 
 class CPUSpeed(Section):

@@ -32,7 +32,7 @@ class Usable(NamedTuple):
 
 
 def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
-    """Return the runs of a sweep that can be executed, and warn about all others; raise ConfigError if none can be."""
+    """Return the runs of a sweep that can be executed, and warn about all others. Raise ConfigError if there are none."""
     problems = [damage] if (damage := sweep_damage(sweep_dir)) else []
     run_dirs: list[Path] = []
     first: Experiment | None = None

@@ -82,7 +82,7 @@ def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dic
 
 
 def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
-    """Return the values in use of keys that may be `auto` or null. `experiment` must be a result of `Experiment.on`."""
+    """Return the values that replace `auto` or null, by key. `experiment` must be a result of `Experiment.on`."""
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, devices.workers)
     kind = experiment.hardware.kind
     return {

@@ -57,7 +57,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
     """
     Return the outcome of a failure, including the rank that failed first. `codes` maps failed ranks to exit codes.
 
-    Signals other than SIGABRT take precedence over errors, causes over collateral failures, and earlier errors over later ones.
+    Prefer ranks that a signal other than SIGABRT killed, then failures that are not collateral, then the earliest error.
     """
     errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}

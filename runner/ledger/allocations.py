@@ -21,7 +21,7 @@ CATEGORIES = (
 PERSISTENT = ("parameters", "gradients", "optimizer")
 """Categories of memory that outlives a step. If such memory existed before the ledger, it counts as held from moment 0."""
 UNKNOWN = ("activations", "temporary")
-"""Provisional categories, derived only from the phase of allocation. Later use of the memory may reveal a more precise one."""
+"""Provisional categories, derived only from the phase of allocation. Later use may reveal a more precise category."""
 
 START = "start"
 """Name of the part before the first step, in which the model is built, sharded and initialised."""

@@ -96,7 +96,7 @@ def _unknown_key(key: str, cause: Any) -> str:
 
 
 def _nearest(name: str, siblings: list[str], node: Any) -> str:
-    """Return a hint that suggests a similar sibling, or else a similar key anywhere, even in an option that is not chosen."""
+    """Return a hint that suggests a similar key: one of the siblings, or else any key, even of an option that is not chosen."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
     root: Any = OmegaConf.to_container(node._get_root(), resolve=False) if isinstance(node, DictConfig) else {}

@@ -80,7 +80,7 @@ def prepared(overrides: Iterable[str]) -> list[str]:
 
 
 def as_typed(overrides: Sequence[str]) -> list[str]:
-    """Restore the list of trackers as the user typed it, from the overrides that `prepared` made of it."""
+    """Undo `prepared` for a list of trackers: replace its overrides by the user's `tracker=[a,b]`."""
     members = {override: found[1] for override in overrides if (found := MEMBER.fullmatch(override))}
     if "tracker=several" not in overrides or not members:
         return list(overrides)
