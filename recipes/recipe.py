@@ -98,7 +98,7 @@ class Recipe(Section):
             for key, old, new in changed
             if "freeze" not in key and not key.endswith(".kernel")
         ):
-            raise ConfigError(f"the checkpoint of step {record.step} holds another model:{lines}")
+            raise ConfigError(f"the checkpoint of step {record.step} was saved with another model:{lines}")
         if record.step > self.steps:
             raise ConfigError(f"steps({self.steps}) is less than the checkpoint's step({record.step}); raise steps")
         return self.model_copy(update={"global_batch": self.global_batch or record.global_batch})

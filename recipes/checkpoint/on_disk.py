@@ -267,6 +267,6 @@ def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | 
             print(f"warning: skipping the checkpoint {candidate.path}: {why}", file=sys.stderr, flush=True)
     if found and load is not None:
         raise ConfigError(
-            f"checkpoint.load: the checksums of every checkpoint in {load} are wrong; load another run's checkpoint"
+            f"checkpoint.load: every checkpoint in {load} is damaged (wrong checksums); load another run's checkpoint"
         )
     return None

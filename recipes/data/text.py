@@ -161,7 +161,9 @@ class PackedText(Data):
                 documents = self.documents(progress.state)
                 progress = pack(entry, documents, tokenizer, progress, 1 if self.background else -1)
         except OSError as error:
-            raise ConfigError(f"cannot write to the cache entry {entry.folder} ({error.strerror})") from None
+            raise ConfigError(
+                f"cannot write to the cache entry {entry.folder} ({error.strerror}); set MESHRUNNER_CACHE to another directory"
+            ) from None
         return progress
 
 
@@ -228,7 +230,7 @@ def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
     if not isinstance(text, str | None):
         where = f" of '{file}'" if file else ""
         raise ConfigError(
-            f"data.field: the column '{column}'{where} contains {type(text).__name__}, expected text; got {str(text)[:80]!r}"
+            f"data.field: the column '{column}'{where} must contain text, not {type(text).__name__}: {str(text)[:80]!r}"
         )
     return text or ""
 

@@ -67,7 +67,7 @@ def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
     except RuntimeError:
         raise ConfigError(f"{where} is not a sentencepiece model; expected a .model file") from None
     if tokenizer.eos_id() < 0:
-        raise ConfigError(f"{where} has no end-of-sentence piece, which separates documents; train it with eos_id")
+        raise ConfigError(f"{where} has no end-of-sentence piece to separate documents; retrain it with eos_id")
     return tokenizer
 
 

@@ -121,7 +121,7 @@ class Parallelism(Option):
             )
         if degrees.shard % self.expert:
             raise ConfigError(
-                f"parallelism: expert({self.expert}) does not divide shard({degrees.shard}), whose devices hold the experts"
+                f"parallelism: expert({self.expert}) does not divide shard({degrees.shard}); use a divisor"
             )
         reshard = self.reshard_after_forward
         if isinstance(reshard, int) and (degrees.shard % reshard or reshard >= degrees.shard):

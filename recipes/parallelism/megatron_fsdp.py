@@ -78,7 +78,7 @@ class MegatronFSDP(Parallelism):
             return super().degrees(nodes, workers)
         if self.shard not in ("auto", 1):
             raise ConfigError(
-                f"parallelism.shard: zero(0) does not shard, but shard is {self.shard}; use shard=auto, or zero=1 or more"
+                f"parallelism.shard: zero=0 does not shard, but shard is {self.shard}; use shard=auto, or zero=1, 2 or 3"
             )
         found = super().degrees(nodes, workers)
         return Degrees(found.data, 1, found.tensor)
@@ -215,19 +215,19 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
             units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"
             raise ConfigError(
-                f"wrap: reshard_after_forward of '{name}' must be null: with zero({zero}), megatron_fsdp {units_are}"
+                f"wrap: megatron_fsdp with zero={zero} {units_are}; set reshard_after_forward of '{name}' to null"
             )
     units = {name for name, unit in plan.items() if name and (zero < 3 or unit.reshard_after_forward)}
     if not units and (zero == 3 or double_buffer != "none"):
         raise ConfigError(
-            f"wrap: no unit of the plan is resharded, but megatron_fsdp with zero({zero}) and "
-            f"double_buffer({double_buffer}) needs a resharded unit; use wrap=blocks"
+            f"wrap: megatron_fsdp with zero={zero} and double_buffer={double_buffer} needs a "
+            f"{'resharded ' * (zero == 3)}unit besides the root, and there is none; use wrap=blocks"
         )
     repeated = [name for name in plan if name in units and network.calls(name) > 1]
     if repeated and double_buffer != "none":
         raise ConfigError(
-            f"wrap: '{repeated[0]}' is called {network.calls(repeated[0])} times in a forward, while other units occupy both "
-            f"buffers of double_buffer({double_buffer}); use double_buffer=none, or wrap=rules without that unit"
+            f"wrap: '{repeated[0]}' is called {network.calls(repeated[0])} times per forward pass, but between the calls other "
+            f"units occupy both buffers of double_buffer={double_buffer}; use double_buffer=none, or wrap=rules without this unit"
         )
     classes = {type(network.get_submodule(name)): name for name in units}
     for name, module in network.named_modules():
@@ -239,7 +239,7 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
         alike = [unit for kind, unit in classes.items() if isinstance(module, kind)]
         if alike and not around and name not in units:
             raise ConfigError(
-                f"wrap: '{alike[0]}' is a resharded unit, '{name}' is not, and both are {type(module).__name__}. "
+                f"wrap: '{alike[0]}' and '{name}' are both {type(module).__name__}, but only '{alike[0]}' is a resharded unit. "
                 "megatron_fsdp selects units by class, not by name; use wrap=blocks, or parallelism=fsdp2"
             )
     return list(classes)

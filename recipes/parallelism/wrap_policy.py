@@ -167,7 +167,7 @@ class Rules(Wrap):
             if number not in decided.values():
                 modules = ", ".join(sorted({type(module).__name__ for module in network.modules()}))
                 raise ConfigError(
-                    f"wrap.rules[{number}]: '{rule.match}' matches no module that earlier rules do not match. "
+                    f"wrap.rules[{number}]: '{rule.match}' matches no module, or only modules that earlier rules match. "
                     f"Classes: {modules}; names such as {network.block_names()[0]}"
                 )
         return {name: self.rules[i].reshard_after_forward for name, i in decided.items() if self.rules[i].wrap}
@@ -202,8 +202,8 @@ def check_units(network: Network, names: Iterable[str]) -> None:
             )
         if parameters := shared.get(name):
             raise ConfigError(
-                f"wrap: '{name}' cannot be a unit: {parameters[0]} is shared with a module outside it and belongs to "
-                "the unit around both"
+                f"wrap: '{name}' cannot be a unit: {parameters[0]} is shared with a module outside it; leave '{name}' out, so "
+                "that the unit around both modules holds the parameter"
             )
 
 

@@ -180,8 +180,8 @@ class Float8(BF16):
         }
         if not chosen:
             raise ConfigError(
-                f"precision: no linear layer can use float8: both dimensions must be multiples of {FLOAT8_ALIGNMENT}, and the "
-                f"name must match none of skip({', '.join(self.skip)})"
+                f"precision: no linear layer can use float8. A layer needs dimensions that are multiples of {FLOAT8_ALIGNMENT} "
+                f"and a name that no pattern of precision.skip matches ({', '.join(self.skip)}); use precision=bf16"
             )
         config = Float8LinearConfig.from_recipe_name(self.scaling)
         config = replace(config, enable_fsdp_float8_all_gather=self.all_gather, emulate=self.emulate)

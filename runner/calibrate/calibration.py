@@ -160,7 +160,7 @@ def _device(candidates: Sequence[_Candidate]) -> GPU | CPU:
     names = list(dict.fromkeys(each.device.name for each in candidates))
     if len(names) > 1:
         raise ConfigError(
-            f"calibrate: the runs used different devices: {'; '.join(names)}. Name only runs on the same device"
+            f"calibrate: the runs used different devices: {'; '.join(names)}. Pass only runs that used the same device"
         )
     first, *others = (each.device.hardware for each in candidates)
     if not isinstance(first, GPU):
@@ -170,6 +170,6 @@ def _device(candidates: Sequence[_Candidate]) -> GPU | CPU:
     for key in DATA_SHEET:
         if any(getattr(each, key) != getattr(first, key) for each in others):
             raise ConfigError(
-                f"calibrate: the runs had different values of hardware.{key}. Name runs with the same value"
+                f"calibrate: the runs have different values of hardware.{key}. Pass only runs with the same value"
             )
     return first

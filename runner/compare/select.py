@@ -63,12 +63,12 @@ class Filter(NamedTuple):
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):
-                raise ConfigError(f"--where: '{self.text}': {self.key} is not a number: {first_of(known, LISTED)}")
+                raise ConfigError(f"--where: '{self.text}': {self.key} is never a number: {first_of(known, LISTED)}")
             return
         for given in self.given:
             if not any(_is(value, given) for value in values):
                 raise ConfigError(
-                    f"--where: nothing has {self.key}={text(given)}.{did_you_mean(text(given), known)} "
+                    f"--where: no run has {self.key}={text(given)}.{did_you_mean(text(given), known)} "
                     f"Known: {first_of(known, LISTED)}"
                 )
 

@@ -162,7 +162,7 @@ class Composer:
     def grid(self, config: DictConfig) -> list[list[str]]:
         """Return the overrides of each combination of a sweep; raise ConfigError if the sweeper is not Hydra's basic sweeper."""
         if config.hydra.sweeper._target_ != BASIC_SWEEPER:
-            raise ConfigError("hydra/sweeper: its combinations are not known before it runs; use hydra/sweeper=basic")
+            raise ConfigError("hydra/sweeper: this sweeper chooses combinations while it runs; use hydra/sweeper=basic")
         parser = OverridesParser.create(config_loader=self.hydra.config_loader)
         (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(_of_grid(config)), None)
         return [list(overrides) for overrides in combinations]

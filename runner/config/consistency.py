@@ -97,11 +97,11 @@ def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapP
     recomputed = any(map(option.recomputes, range(len(network.block_names()))))
     if names and recomputed and layout.plans_buffers:
         raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit with recomputed blocks and planned buffers, because backward "
-            "gathers it at another time than forward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
+            f"wrap: '{names[0]}' cannot be a unit with planned buffers: it is inside a recomputed block, so backward and forward "
+            "gather it at different times; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
         )
     if names and layout.kind == "fsdp2" and ahead and option.kind == "selective_op":
         raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit if selective_op recomputes blocks and units are gathered ahead; use "
-            "wrap=blocks, activation_checkpoint=full, or parallelism.expert=1 with parallelism.prefetch=0"
+            f"wrap: '{names[0]}' cannot be a unit: it is inside a block that selective_op recomputes, and units are gathered "
+            "ahead of use; use wrap=blocks, activation_checkpoint=full, or parallelism.expert=1 with parallelism.prefetch=0"
         )

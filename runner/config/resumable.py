@@ -39,7 +39,7 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
     for name in names:
         run_dir = sweep_dir / name
         if not run_dir.is_symlink() and not run_dir.is_dir():
-            warn(f"missing: {one_line(run_dir)}")
+            warn(f"skipping a missing run directory: {one_line(run_dir)}")
             continue
         try:
             if damage := find_damage(run_dir) if is_run(run_dir) else "it has no config.yaml":

@@ -44,7 +44,7 @@ def this_node(nodes: int) -> Node:
         )
     if not environment.get("MASTER_ADDR") or not environment.get("MASTER_PORT", "").isdigit():
         raise ConfigError(
-            "MASTER_ADDR and MASTER_PORT must hold the address of the rendezvous; slurm/run.sbatch sets them"
+            "MASTER_ADDR and MASTER_PORT must be the host and port of the rendezvous; slurm/run.sbatch sets them"
         )
     return Node(
         rank=int(environment["SLURM_NODEID"]),

@@ -34,7 +34,7 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
     for line in layout_remarks(summary):
         say(line)
     for late in summary.late_recompiles:
-        warn(f"recompiled in step {late.step}, inside the measured window; the step is excluded: {late.reason}")
+        warn(f"step {late.step} is excluded from the measured window because it recompiled: {late.reason}")
     _print_profile(run_dir, summary)
     if outcome.state != "completed":
         say(f"\n{outcome.state}: {outcome.reason}", to_stderr=True)

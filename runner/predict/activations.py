@@ -62,7 +62,7 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
         if block in kept and (kind := BlockKind(name, whole[block], kept[block])) not in alike:
             alike.append(kind)
     if not alike:
-        raise ConfigError("the compiler sees the whole model and not its blocks")
+        raise ConfigError("the whole model is compiled at once, so its blocks cannot be told apart")
     return alike
 
 

@@ -118,8 +118,7 @@ def _refuse_other_than_whole(config: dict[str, Any], key: str) -> None:
     for name in key.split("."):
         value = value.get(name, "not set") if isinstance(value, dict) else "not set"
     if isinstance(value, bool) or not (value is None or value == "auto" or isinstance(value, int)):
-        wanted = "a key whose value is a whole number, such as --max micro_batch"
-        raise ConfigError(f"plan: --max needs {wanted}; {key} is {value}")
+        raise ConfigError(f"plan: --max {key}: the value of {key} must be a whole number, but it is {value}")
 
 
 def _with(config: dict[str, Any], key: str, value: int) -> dict[str, Any]:

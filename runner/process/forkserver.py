@@ -97,7 +97,7 @@ def temporary_folder() -> str:
     try:
         usual = tempfile.gettempdir()
     except FileNotFoundError as error:
-        raise ConfigError(f"TMPDIR: {error.strerror}") from None
+        raise ConfigError(f"TMPDIR: {error.strerror}; use a writable directory") from None
     for parent in (usual, "/tmp", "/var/tmp", "/dev/shm"):
         if len(os.fsencode(parent)) <= LONGEST:
             with suppress(OSError):

@@ -117,8 +117,8 @@ class Slurm(Section):
         """Raise ConfigError if `nodes` is set and differs from launch.nodes of an existing run directory."""
         if self.nodes is not None and self.nodes != experiment.launch.nodes:
             raise ConfigError(
-                f"hydra.launcher.nodes({self.nodes}): the run directory has launch.nodes({experiment.launch.nodes}). "
-                "Submit a new run in another directory, or change its config.yaml"
+                f"hydra.launcher.nodes({self.nodes}) differs from launch.nodes({experiment.launch.nodes}) of the run directory. "
+                "Submit a new run in another directory, or change launch.nodes in the config.yaml of this directory"
             )
 
     def workers(self, experiment: Experiment) -> int:

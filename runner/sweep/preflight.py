@@ -84,11 +84,12 @@ def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -
             faults.append(each.fault)
         elif each.forecast.verdict.answer == NOT_PLANNED:
             faults.append(each.forecast.verdict.reason)
+    of_all = f"of {len(found):,} combinations"
     if late:
-        warn(f"preflight: {late:,} of {len(found):,} were not predicted within {BUDGET_S:g} s; starting them anyway")
+        warn(f"preflight: {late:,} {of_all} were not predicted within {BUDGET_S:g} s; starting them anyway")
     if faults:
-        many = f"{len(faults):,} of {len(found):,} could not be predicted"
-        warn(f"preflight: {many}; starting them anyway: {one_line(faults[0])}")
+        many = f"{len(faults):,} {of_all} could not be predicted"
+        warn(f"preflight: {many}; starting them anyway. First error: {one_line(faults[0])}")
     return [each.forecast.as_json() if each.forecast is not None else {} for each in found]
 
 

@@ -36,7 +36,10 @@ def test_a_prediction_that_fails_stops_nothing(folder: Path) -> None:
     """Nor does one that takes its process with it."""
     broken = ("model.kind=faulty:Raises,faulty:Exits", "+model.step=2")
     ended = meshrunner("run", "-m", *TINY, *TIGHT, *broken, "hydra.sweep.dir=sweep", cwd=folder)
-    assert ended.code == 1 and "2 of 2 could not be predicted; starting them anyway: " in ended.err, ended
+    assert (
+        ended.code == 1
+        and "2 of 2 combinations could not be predicted; starting them anyway. First error: " in ended.err
+    ), ended
     assert [status(each)["state"] for each in sorted((folder / "sweep").glob("0*"))] == ["failed"] * 2
 
 

@@ -118,8 +118,8 @@ class BufferPool:
     def _check(self, unit: str, bucket: Bucket) -> None:
         if unit not in self.offsets:
             raise ConfigError(
-                f"parallelism.buffers: '{unit}' requests a buffer, but in the first step only {', '.join(self.offsets)} did; "
-                f"{INSTEAD}"
+                f"parallelism.buffers: '{unit}' requests a buffer, but buffers were planned only for the units that requested "
+                f"one in the first step: {', '.join(self.offsets)}; {INSTEAD}"
             )
         planned = self._buckets[unit]
         if bucket.dtype != planned.dtype or bucket.nbytes > planned.nbytes:

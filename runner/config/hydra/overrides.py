@@ -51,7 +51,7 @@ def check_flags(args: argparse.Namespace) -> None:
     if args.config_path:
         raise ConfigError("--config-path would replace meshrunner's own options; use --config-dir to add yours")
     if args.experimental_rerun:
-        raise ConfigError("--experimental-rerun is not supported; `meshrunner resume DIR` runs a directory again")
+        raise ConfigError("--experimental-rerun is not supported; use `meshrunner resume DIR`")
     if args.resolve and not (args.cfg or args.help):
         raise ConfigError("--resolve has no effect without --cfg or --help")
     if args.package and not args.cfg:
@@ -155,4 +155,4 @@ def check_number(overrides: Sequence[str]) -> None:
         counts[override.key_or_group] = count
     if (total := math.prod(counts.values())) > MAX_RUNS:
         varying = " x ".join(f"{key}({count:,})" for key, count in counts.items() if count > 1)
-        raise ConfigError(f"{varying} = {total:,} combinations; a sweep has at most {MAX_RUNS:,}")
+        raise ConfigError(f"{varying} = {total:,} combinations; give fewer values: a sweep has at most {MAX_RUNS:,}")

@@ -91,7 +91,7 @@ def allocator_settings(name: str, conf: str) -> tuple[bool, list[str]]:
         key, _, value = item.partition(":")
         if key == "expandable_segments":
             if value not in ("True", "False"):
-                raise ConfigError(f"{name}: {item}: must be True or False")
+                raise ConfigError(f"{name}: {key} must be True or False, but it is '{value}'")
             expandable = value == "True"
         elif item not in ("", "backend:native"):
             remarks.append(f"{name}: {item} is not modelled")

@@ -113,7 +113,7 @@ def _settings(folder: Path) -> dict[str, Any]:
         return JsonFile.load(folder / SLURM_SETTINGS).as_json()
     except (OSError, ValueError) as error:
         why = unreadable(SLURM_SETTINGS, error)
-        raise ConfigError(f"damaged: {folder}: {why}; delete it to use the settings of conf/hydra/launcher") from None
+        raise ConfigError(f"damaged: {folder}: {why}; delete this file to use conf/hydra/launcher") from None
 
 
 def _wait_for_one(run_dir: Path) -> int:

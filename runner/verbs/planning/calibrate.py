@@ -26,9 +26,9 @@ def calibrate(arguments: list[str]) -> int:
     fitted = calibration.fitted
     if not fitted.tells_apart and not given.force:
         raise ConfigError(
-            "calibrate: these runs cannot separate matmul speed from memory bandwidth: "
-            f"{100 * fitted.ratio_unknown:.0f}% of the uncertainty about their ratio remains. Add runs in which one of them "
-            "dominates, for example with another compile option or model.dim; --force writes the file anyway"
+            "calibrate: these runs cannot separate matmul speed from memory bandwidth: after the fit, the ratio of the two keeps "
+            f"{100 * fitted.ratio_unknown:.0f}% of its uncertainty. Add runs that are limited by only one of the two, for "
+            "example with another compile option or model.dim. --force writes the file anyway"
         )
     if given.json:
         print(json.dumps(calibration.as_json(), indent=2))

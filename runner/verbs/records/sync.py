@@ -17,7 +17,7 @@ def sync(arguments: list[str]) -> int:
     growing = [run for run in found if owner_is_alive(read_status(run.folder))]
     todo = [run for run in found if not run.uploaded and run not in growing]
     for run in growing:
-        warn(f"{shown(run.folder)} is still running, so its record is incomplete")
+        warn(f"skipping {shown(run.folder)}: it is still running, so its record is incomplete")
     known = {"already uploaded": len(found) - len(todo) - len(growing), "still running": len(growing)}
     rest = ", ".join(f"{number} {state}" for state, number in known.items() if number)
     if not todo:

@@ -240,4 +240,4 @@ def test_compiled_blocks_keep_what_the_compiler_decides() -> None:
         half, little, why = pool.apply(compiled)
     assert half.whole == little.whole and half.whole.nbytes > half.kept.nbytes > little.kept.nbytes
     assert half.whole.nbytes < only(FULL).whole.nbytes, "eager code keeps more"
-    assert why == "the compiler sees the whole model and not its blocks"
+    assert why == "the whole model is compiled at once, so its blocks cannot be told apart"

@@ -42,7 +42,7 @@ def test_settings_are_read_as_torch_reads_them() -> None:
 
 
 def test_settings_that_torch_refuses_are_errors() -> None:
-    with pytest.raises(ConfigError, match="A: expandable_segments:true: must be True or False"):
+    with pytest.raises(ConfigError, match="A: expandable_segments must be True or False, but it is 'true'"):
         allocator_settings("A", "expandable_segments:true")
 
 

@@ -67,11 +67,15 @@ def test_runs_without_a_prediction_start_anyway(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, text = said(NOT_IN_TIME, monkeypatch, capsys)
-    assert found == [{}, FITS.as_json()] and "1 of 2 were not predicted within 60 s" in text
+    assert found == [{}, FITS.as_json()] and "1 of 2 combinations were not predicted within 60 s" in text
     found, text = said(Predicted(None, "ValueError: odd"), monkeypatch, capsys)
-    assert found == [{}, FITS.as_json()] and "1 of 2 could not be predicted" in text and "ValueError: odd" in text
+    assert (
+        found == [{}, FITS.as_json()]
+        and "1 of 2 combinations could not be predicted" in text
+        and "ValueError: odd" in text
+    )
     found, text = said(OSError("the disk is full"), monkeypatch, capsys)
-    assert found == [{}, {}] and "2 of 2 could not be predicted" in text and len(text.splitlines()) == 1
+    assert found == [{}, {}] and "2 of 2 combinations could not be predicted" in text and len(text.splitlines()) == 1
 
 
 def test_only_a_run_that_certainly_does_not_fit_warns(
@@ -159,7 +163,7 @@ def test_plan_expands_a_grid_like_a_sweep(capsys: pytest.CaptureFixture[str]) ->
     assert ["parallelism=fsdp1" in job for job in composer.grid(composer.compose_sweep())] == [True, False]
     config = composer.compose_sweep()
     config.hydra.sweeper._target_ = "own.Sweeper"
-    with pytest.raises(ConfigError, match="its combinations are not known before it runs"):
+    with pytest.raises(ConfigError, match="this sweeper chooses combinations while it runs"):
         composer.grid(config)
     assert cli._dispatch(["plan", "seed=1,2", "-m", "--max", "micro_batch"]) == 2
     assert "--max works with a single run" in capsys.readouterr().err

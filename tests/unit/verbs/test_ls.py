@@ -99,7 +99,7 @@ def test_what_is_wrong_is_said(tree: Path, capsys: pytest.CaptureFixture[str]) -
     for arguments, said in (
         (["nowhere"], "no such directory: nowhere"),
         (["--where", "stat=oom"], "there is no key 'stat'. Did you mean 'state'?"),
-        (["--where", "model=llama_tinny"], "nothing has model=llama_tinny. Did you mean 'llama_tiny'?"),
+        (["--where", "model=llama_tinny"], "no run has model=llama_tinny. Did you mean 'llama_tiny'?"),
         (["--limit", "-1"], "--limit: expected a number of at least 0"),
         (["--jsn"], "--jsn"),
     ):

@@ -169,8 +169,8 @@ GOOD = json.dumps({"text": text(1), "title": "x"}) + "\n"
         (b"\x89PNG\r\n\x1a\n\x00\xff" * 50, "data.path: '{path}' line 1 is not UTF-8 text; expected one JSON object"),
         ('{"text": "\xe9"}\n'.encode("latin-1"), "data.path: '{path}' line 1 is not UTF-8 text"),
         (b'{"txt": "a", "id": 1}\n', "data.field: no column 'text'. Did you mean 'txt'? Columns: txt, id"),
-        (b'{"text": 5}\n', "data.field: the column 'text' contains int, expected text; got '5'"),
-        (b'{"text": {"en": "x"}}\n', "data.field: the column 'text' contains dict, expected text"),
+        (b'{"text": 5}\n', "data.field: the column 'text' must contain text, not int: '5'"),
+        (b'{"text": {"en": "x"}}\n', "data.field: the column 'text' must contain text, not dict"),
     ],
 )
 def test_bad_json_lines(tmp_path: Path, content: bytes, message: str) -> None:
@@ -192,7 +192,7 @@ def test_bad_parquet(tmp_path: Path) -> None:
     assert refused(option("parquet", tmp_path, "texts")) == (
         "data.field: no column 'texts'. Did you mean 'text'? Columns: id, text"
     )
-    assert "column 'id' contains int, expected text; got '0'" in refused(option("parquet", tmp_path, "id"))
+    assert "column 'id' must contain text, not int: '0'" in refused(option("parquet", tmp_path, "id"))
     write_parquet(tmp_path / "a.parquet", range(0))
     assert "no text in" in refused(option("parquet", tmp_path))
     for content in (b"", b"garbage" * 100):
@@ -209,7 +209,7 @@ def test_a_file_without_the_column_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "says"), [({"txt": ["a"]}, "Did you mean 'txt'"), ({"text": [1]}, "contains int, expected text")]
+    ("columns", "says"), [({"txt": ["a"]}, "Did you mean 'txt'"), ({"text": [1]}, "must contain text, not int")]
 )
 def test_parquet_files_of_different_columns(columns: dict[str, list[Any]], says: str, tmp_path: Path) -> None:
     import pyarrow as pa

@@ -96,7 +96,12 @@ def test_a_second_buffer_of_a_unit_is_refused_while_the_first_is_in_use() -> Non
 @pytest.mark.parametrize(
     ("unit", "elements", "dtype", "says"),
     [
-        ("d", 10, torch.float32, "'d' requests a buffer, but in the first step only a, b, c did"),
+        (
+            "d",
+            10,
+            torch.float32,
+            "'d' requests a buffer, but buffers were planned only for the units that requested one in the first step: a, b, c;",
+        ),
         ("b", 301, torch.float32, "'b' requests 1,204 bytes of torch.float32, but its buffer has 1,200 of"),
         (
             "b",

@@ -98,11 +98,11 @@ def test_nccl_registration_needs_megatron_core_or_apex(monkeypatch: pytest.Monke
         ("checkpoint=dcp_async", "checkpoint: the shards of megatron_fsdp"),
         ("checkpoint.load=somewhere", "checkpoint: the shards of megatron_fsdp"),
         ("compile=per_block compile.mode=reduce-overhead", "compile.mode: reduce-overhead and max-autotune replay"),
-        ("parallelism.zero=0 parallelism.shard=2", "parallelism.shard: zero(0) does not shard, but shard is 2"),
-        ("wrap=root_only", "no unit of the plan is resharded, but megatron_fsdp with zero(3)"),
+        ("parallelism.zero=0 parallelism.shard=2", "parallelism.shard: zero=0 does not shard, but shard is 2"),
+        ("wrap=root_only", "megatron_fsdp with zero=3 and double_buffer=none needs a resharded unit besides the root"),
         (
             "wrap=root_only parallelism.zero=2 parallelism.double_buffer=fixed",
-            "megatron_fsdp with zero(2) and double_buffer(fixed) needs a resharded unit",
+            "megatron_fsdp with zero=2 and double_buffer=fixed needs a unit besides the root, and",
         ),
     ],
 )
@@ -134,12 +134,18 @@ def test_supported_settings_are_accepted(overrides: str) -> None:
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
-        ("[{match:layers.0}]", "'layers.0' is a resharded unit, 'layers.1' is not, and both are Block"),
-        ("[{match:layers.1,wrap:false},{match:Block}]", "is a resharded unit, 'layers.1' is not, and both are Block"),
-        ("[{match:layers.2,reshard_after_forward:never},{match:Block}]", "'layers.2' is not, and both are Block"),
-        ("[{match:layers.*.attention.wo}]", "is not, and both are Linear"),
+        ("[{match:layers.0}]", "'layers.0' and 'layers.1' are both Block, but only 'layers.0' is a resharded unit"),
+        ("[{match:layers.1,wrap:false},{match:Block}]", "' and 'layers.1' are both Block, but only 'layers."),
+        (
+            "[{match:layers.2,reshard_after_forward:never},{match:Block}]",
+            "' and 'layers.2' are both Block, but only 'layers.",
+        ),
+        ("[{match:layers.*.attention.wo}]", "are both Linear, but only 'layers."),
         ("[{match:Block},{match:layers.*.feed_forward}]", "'layers.0.feed_forward' cannot be a unit inside 'layers.0'"),
-        ("[{match:Block,reshard_after_forward:2}]", "reshard_after_forward of 'layers.0' must be null: with zero(3)"),
+        (
+            "[{match:Block,reshard_after_forward:2}]",
+            "with zero=3 either reshards a unit fully or not at all; set reshard_after_forward of 'layers.0' to null",
+        ),
     ],
 )
 def test_units_must_be_whole_classes(rules: str, expected: str) -> None:
@@ -150,7 +156,7 @@ def test_units_must_be_whole_classes(rules: str, expected: str) -> None:
 
 def test_a_rule_cannot_reshard_with_zero_2() -> None:
     wrap = ("wrap=rules", "wrap.rules=[{match:Block,reshard_after_forward:always}]")
-    with pytest.raises(Incompatible, match=r"with zero\(2\), megatron_fsdp never shards parameters"):
+    with pytest.raises(Incompatible, match="megatron_fsdp with zero=2 never shards parameters"):
         fit(experiment(*MEGATRON, *wrap, "parallelism.zero=2"), 2)
     fit(experiment(*MEGATRON, *wrap), 2)
 
@@ -161,7 +167,7 @@ def test_double_buffers_refuse_a_unit_that_is_called_again() -> None:
     fit(experiment(*hybrid), 2)
     for zero in (3, 2):
         pool = (*hybrid, f"parallelism.zero={zero}", "parallelism.double_buffer=max_pool")
-        with pytest.raises(Incompatible, match="'output' is called 3 times in a forward"):
+        with pytest.raises(Incompatible, match="'output' is called 3 times per forward pass"):
             fit(experiment(*pool), 2)
         fit(experiment(*pool, "wrap=rules", "wrap.rules=[{match:layers.*},{match:mtp.*}]"), 2)
         fit(experiment(*pool, "model.mtp.depth=0"), 2)
@@ -173,7 +179,10 @@ def test_a_derived_class_counts_as_the_unit_class() -> None:
     plan = recipe.wrap.plan(network, "always")
     recipe.parallelism.check_units(network, plan)
     network.add_module("another", type("Table", (torch.nn.Embedding,), {})(2, 2))
-    with pytest.raises(ConfigError, match="'tok_embeddings' is a resharded unit, 'another' is not, and both are Table"):
+    with pytest.raises(
+        ConfigError,
+        match="'tok_embeddings' and 'another' are both Table, but only 'tok_embeddings' is a resharded unit",
+    ):
         recipe.parallelism.check_units(network, plan)
 
 

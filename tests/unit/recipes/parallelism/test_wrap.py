@@ -111,7 +111,7 @@ def test_rules_first_match_decides_and_children_come_first() -> None:
         ("[{match: experts.*}]", r"wrap.rules\[0\]: 'experts.\*' matches no module"),
         (
             "[{match: layers.*}, {match: layers.1}]",
-            r"wrap.rules\[1\]: 'layers.1' matches no module that earlier rules do not match",
+            r"wrap.rules\[1\]: 'layers.1' matches no module, or only modules that earlier rules match",
         ),
         ("[{match: layers}]", "'layers' cannot be a unit: it is a container that is never called"),
     ],
