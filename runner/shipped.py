@@ -29,7 +29,7 @@ own: list[Path] = []
 
 @contextmanager
 def also_in(config_dir: str | None) -> Iterator[None]:
-    """Include the options in a user's --config-dir while the context is active. Raise ConfigError if it is no directory."""
+    """Include the options in a user's --config-dir while the context is active. Raise ConfigError if that is missing."""
     folder = Path(config_dir or ".").absolute()
     if not folder.is_dir():
         raise ConfigError(f"--config-dir: no such directory: {folder}")

@@ -33,7 +33,7 @@ PUBLIC = {
     "summary": "VERDICT Layouts Summary add_layout measured_rows only_of_completed predicted summarise write_summary",
     "sweep": "PlacedSweep add_runs run_labels run_names sweep_damage sweep_title varying_overrides write_run_list",
 }
-"""Module -> names that other packages import from the module."""
+"""The names that other packages import, by module."""
 _MODULES = {name: module for module, names in PUBLIC.items() for name in names.split()}
 __all__ = list(_MODULES)
 

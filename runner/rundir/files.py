@@ -84,7 +84,7 @@ def tracker_log(folder: Path, member: str = "") -> Path:
 
 
 def rank_log(run_dir: Path, rank: int) -> Path:
-    """Return the path of a worker's output."""
+    """Return the path of a worker's log."""
     return run_dir / LOGS / f"rank{rank}.log"
 
 

@@ -106,7 +106,7 @@ class Environment(JsonFile):
     python: Text | None = None
     system: Text | None = None
     packages: dict[str, Text | None] = {}
-    """Package -> version, or null if the package is not installed."""
+    """Version of each package, or null if the package is not installed."""
     git_commit: Text | None = None
     device_type: Text | None = None
     workers: Count | None = None
@@ -119,7 +119,7 @@ class Environment(JsonFile):
     environment: dict[Text, Any] = {}
     """Environment variables that may affect measurements."""
     resolved: dict[str, Any] = {}
-    """Key that is `auto` or null in the configuration -> value that the run chose."""
+    """Value that the run chose for each key that is `auto` or null in the configuration."""
     cpus: list[Text] = []
     """CPUs that each worker may run on, one entry per worker, in the order of ranks."""
 

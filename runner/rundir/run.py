@@ -86,7 +86,7 @@ class Overrides(NamedTuple):
     """The content of overrides.yaml."""
 
     choices: dict[str, str] = {}
-    """Group -> name of the chosen option. Groups without a chosen option and Hydra's own groups are omitted."""
+    """Name of the chosen option of each group. Groups without a chosen option and Hydra's own groups are omitted."""
     task: tuple[str, ...] = ()
     """The overrides that the user typed."""
 

@@ -126,7 +126,7 @@ def owner_is_alive(status: Status) -> bool:
 
 
 def condition(status: Status) -> str:
-    """Return a predicate for messages about a run: `is completed`, `is skipped: REASON` or `is being executed by process ...`."""
+    """Return a verb phrase for messages about a run: `is completed`, `is skipped: REASON` or `is being executed by ...`."""
     if owner_is_alive(status) and status.owner:
         return f"is being executed by process {status.owner.pid} on {one_line(status.owner.host)}"
     return one_line(f"is {status.state}" + (f": {status.reason}" if status.reason else ""))

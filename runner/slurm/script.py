@@ -17,7 +17,7 @@ CPUS_AND_MEMORY |= {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 
 
 def sbatch_script(folder: Path, settings: Slurm, nodes: Nodes, tasks: Sequence[int] = ()) -> str:
-    """Return the sbatch script for a run or, if `tasks` are given, for a job array. Task 0 is the first line of runs.txt."""
+    """Return the sbatch script for a run or, if `tasks` are given, for a job array. Task 0 is the first run in runs.txt."""
     if not tasks:
         own = [f"--output={folder / LOGS / SLURM_OUTPUT}"]
     else:

@@ -57,7 +57,7 @@ class Slurm(Section):
     nodes: CountOrNull
     """Number of nodes per run; null: launch.nodes of the run."""
     gpus_per_node: CountOrNull
-    """GPUs to request on each node; null: none if `hardware` is no GPU, otherwise launch.workers (auto: all GPUs of a node)."""
+    """GPUs to request on each node; null: none if `hardware` is not a GPU, else launch.workers (auto: all GPUs of a node)."""
     cpus_per_task: CountOrNull
     """
     CPUs to request on each node, where a single SLURM task starts all workers.
@@ -103,7 +103,7 @@ class Slurm(Section):
         return {key: value for key, value in plain(OmegaConf.create(text)).items() if key != "_target_"}
 
     def apply_to(self, composed: Composed) -> Composed:
-        """Return the configuration with launch.nodes set to `nodes` unless null. Raise ConfigError if launch.nodes conflicts."""
+        """Set launch.nodes to `nodes` unless it is null. Raise ConfigError if launch.nodes was set to another value."""
         launch = composed.config["launch"]
         if self.nodes is None or launch["nodes"] == self.nodes:
             return composed

@@ -93,7 +93,7 @@ def speed_of(run: Run) -> float | None:
 
 class RunLines(Tally):
     """
-    Prints a line for each run that has ended. It is used instead of LiveTable if stdout is not a terminal.
+    Replaces LiveTable with a printed line for each run that has ended. Both classes have the same methods.
 
     Example: `#3 fsdp2 full: completed, 1,086 WPS per device, 0.60 GiB host, loss 5.0710 (4 of 12, about 2m10s left)`
     """

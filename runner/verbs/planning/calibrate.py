@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(arguments: list[str]) -> int:
-    """Fit constants, print each run's error and write the file. Raise ConfigError if arguments are invalid."""
+    """Fit constants, print each run's error and write the file. Raise ConfigError if the arguments or runs are unsuitable."""
     given = parse("calibrate", arguments)
     with garbage_collection_disabled(), naming("tracing the runs, fitting the constants"):
         from meshrunner.runner.calibrate import calibrate_device

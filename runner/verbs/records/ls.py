@@ -132,7 +132,7 @@ def _read(path: Path) -> Entry:
 
 
 def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field]:
-    """Return the fields that `--where` can name. Read the runs' settings only if a condition names one."""
+    """Return the fields that `--where` can name. Read the runs' settings only if a condition uses a setting."""
     found = {
         "state": Field([list(entry.states) for entry in entries], open=True),
         "wps": Field([[entry.wps] for entry in entries], open=True),
