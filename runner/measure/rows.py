@@ -99,7 +99,7 @@ def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
 
 
 class ByRank:
-    """Sums of each rank's times over the measured steps. Only rank 0 adds to these sums, because it gathers all ranks' values."""
+    """Sums of each rank's times over the measured steps. Only rank 0 computes these sums."""
 
     def __init__(self, world_size: int) -> None:
         self.sums = torch.zeros(world_size, len(RANK_KEYS), dtype=torch.float64)

@@ -30,7 +30,7 @@ class Workload:
     skipped_micro_batches: int
     """Number of micro batches per step that were not traced."""
     events: tuple[EventLog, ...]
-    """Event logs: one of the full-depth model, or one for each of the two shallow models in `depths`."""
+    """One event log of the full-depth model, or two logs, one for each shallow model in `depths`."""
     depths: Depths | None
     """None when the full-depth model was traced."""
 

@@ -13,7 +13,7 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def bind_to_gpu(local_rank: int, workers: int) -> None:
-    """Bind a worker, one of `workers` on the node, to the CPUs close to its GPU. Call this before CUDA creates its context."""
+    """Bind this worker, one of `workers` on the node, to the CPUs close to its GPU. Call this before CUDA creates its context."""
     cpus = cpus_to_bind([_bus_id(gpu) for gpu in range(workers)], local_rank, os.sched_getaffinity(0))
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
         with suppress(ProcessLookupError):  # the thread has ended

@@ -45,7 +45,7 @@ _variables: Mapping[str, str] | None = None
 END_SIGNAL = signal.SIGUSR2  # not SIGTERM: SLURM sends SIGTERM to every process, and only the launcher may react
 """The signal that makes a child write its stack to its log and end."""
 LONGEST = 40
-"""Maximum bytes in the path of `temporary_folder`'s parent, because the kernel limits a socket's path to 107 bytes."""
+"""Maximum length in bytes of the path of `temporary_folder`'s parent, because the kernel limits a socket's path to 107 bytes."""
 
 
 def warm(variables: Mapping[str, str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """The network interface for gloo in a run on several nodes.
 
-By default gloo uses the address that the host name resolves to. On Debian that address is 127.0.1.1. Ranks on
-other nodes that connect to this address would reach their own node.
+By default gloo uses the address that the host name resolves to. On Debian that address is 127.0.1.1. A rank that
+connects to 127.0.1.1 reaches its own node, not the intended one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
 
 
 def allows(wanted: str, name: str) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME allows an interface: `eth,ib` allows prefixes, `=eth0` a name; `^eth` bars a prefix."""
+    """Return whether NCCL_SOCKET_IFNAME allows an interface. `eth,ib` are prefixes, `=eth0` a name; `^eth` excludes a prefix."""
     prefixes = [each for each in wanted.lstrip("^=").split(",") if each]
     exactly = wanted.lstrip("^").startswith("=")
     named = any(name == each if exactly else name.startswith(each) for each in prefixes)

@@ -36,7 +36,7 @@ IGNORE_S = 15.0
 
 
 def hold_stop_requests() -> None:
-    """Block stop requests in a SLURM job until a `Preemption` handles them. Unblocked, stop requests kill the command."""
+    """Block stop requests in a SLURM job until a `Preemption` handles them. Otherwise a stop request would kill the command."""
     if in_slurm_job():
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_REQUESTS)
 

@@ -69,7 +69,7 @@ class WorkerContext:
     threads: int
     attempt: int
     port: SharedIntegers
-    """One integer: the port of the rendezvous. A port that rank 0 chooses is 0 until rank 0 opens the rendezvous."""
+    """One integer: the port of the rendezvous. If rank 0 chooses the port, this is 0 until rank 0 opens the rendezvous."""
     steps: SharedIntegers
     """One integer per rank on this node, in the order of ranks: the rank's last completed step."""
     phase: SharedIntegers

@@ -32,7 +32,7 @@ tensors, inductor stores the result (`torch._inductor.config.realize_reads_thres
 
 
 class GraphMemory(NamedTuple):
-    """Unfused operators and fused kernels of a graph. Other nodes are views or intermediate results of a fused kernel."""
+    """Unfused operators and fused kernels of a graph. Other nodes are views or intermediate results of fused kernels."""
 
     unfused: set[Node]
     """Operators that run their own kernels, as they do without the compiler."""

@@ -91,7 +91,7 @@ class _FusedRMSNorm(torch.autograd.Function):
 
 
 def _touch(read: tuple[Tensor | None, ...], written: tuple[Tensor | None, ...]) -> None:
-    """Run an operator that computes nothing, but adds the memory traffic of a kernel with these tensors to the trace."""
+    """Run an operator that computes nothing, but adds the traffic of a kernel that reads and writes these tensors."""
 
     def local(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
         return [each.to_local() if isinstance(each, DTensor) else each for each in tensors if each is not None]

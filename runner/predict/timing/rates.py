@@ -33,7 +33,7 @@ NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
 """(bytes per rank, fraction of the network bandwidth that a collective of this size reaches)."""
 STEP_IN_NODE, STEP_ACROSS = 3.4e-6, 14e-6
-"""Seconds per step of a ring, within a node and between nodes. A node of 8 devices adds 7 x 3.4 + 14 = 38 microseconds."""
+"""Seconds per step of a ring, within a node and between nodes. A node of 8 devices takes 7 x 3.4 + 14 = 38 microseconds."""
 TREE = 0.7
 """Bandwidth of a tree relative to a ring."""
 
@@ -157,7 +157,7 @@ def device_rates(hardware: GPU | CPU, fp32_rate: Fp32Rate, workers: int) -> Rate
 
 
 def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
-    """Return two values: the field of `hardware.peak` for matmuls in a dtype, and the fraction of it that they reach."""
+    """Return two values: the field of `hardware.peak` for matmuls in a dtype, and the fraction of it that matmuls reach."""
     if dtype in ("bfloat16", "float16"):
         return "bf16", 1.0
     if dtype.startswith("float8"):

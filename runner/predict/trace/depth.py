@@ -1,7 +1,7 @@
 """
 Extrapolates memory to the full depth of a model from traces of two shallow models.
 
-Blocks are alike. So the memory held at a given block, counted from either end of the model, is linear in the model's depth.
+Blocks are alike. So the memory held at the n-th block from the front, or from the end, is linear in the depth of the model.
 The peak over all blocks is not linear in the depth, because the block at which memory peaks in backward changes with the depth.
 """
 
@@ -106,7 +106,7 @@ def step_peak(trace: Trace) -> PeakMemory:
 
 
 def _positions(trace: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
-    """Map (part of last step, block) to (phase, peak bytes). Blocks count 0, 1, ... from the front; -1, -2, ... from the end."""
+    """Map (part of the last step, block) to (phase, peak bytes). The first block is 0 and the last is -1, as in a Python list."""
     found: dict[tuple[str, int | None], tuple[Phase, int]] = {}
     for phase, total in trace.ledger.peaks().items():
         step, part, block = phase
