@@ -129,7 +129,7 @@ def node_devices(experiment: Experiment) -> NodeDevices:
     gpus = 0 if isinstance(hardware, CPU) else gpu_count()
     if not isinstance(hardware, CPU | AutoHardware) and not gpus:
         raise ConfigError(
-            f"hardware: hardware.kind is '{hardware.kind}', but this node has no GPU that torch can use; use hardware=auto. "
+            f"hardware: this node has no GPU that torch can use, but hardware.kind is '{hardware.kind}'; use hardware=auto. "
             "`meshrunner doctor` lists the devices of this node"
         )
     workers = (gpus or CPU_WORKERS) if launch.workers == "auto" else launch.workers

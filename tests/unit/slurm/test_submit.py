@@ -144,7 +144,7 @@ def test_a_run_of_a_sweep_has_the_settings_of_the_sweep(
         (("sweep", "sweep"), "usage"),
         (("nonesuch",), "no such directory: nonesuch"),
         (("sweep", "seed=1"), "only hydra.launcher.KEY=VALUE"),
-        (("sweep", "hydra.launcher.nodes=2"), r"directory has launch.nodes\(1\)"),
+        (("sweep", "hydra.launcher.nodes=2"), r"differs from launch.nodes\(1\) of the run directory"),
         (("hydra/launcher=local",), "hands runs over to SLURM"),
         (("-m", "seed=1,2", "hydra.launcher.extra=5"), "hydra.launcher.extra"),
     ],
