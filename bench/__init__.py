@@ -1,1 +1,1 @@
-"""Benchmarks: `make bench` runs all of them, `python -m bench NAME...` the named ones."""
+"""Benchmarks: `make bench` runs all of them, and `python -m bench NAME...` runs those named."""

@@ -3,7 +3,8 @@
     python -m bench [NAME...]     run the named benchmarks (see the end of this file), or all
     python -m bench gpu           test which options work on this machine's GPUs, and how fast they are; -h lists the flags
 
-Pairs are interleaved (A B A B ...) or run at the same time. Figures are medians with ranges, and ratios are taken pair by pair.
+The two sides of a comparison take turns (A B A B ...) or run at the same time. Each round yields one ratio. Figures are medians
+with ranges.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def meshrunner(steps: int, folder: Path, *more: str) -> tuple[Cost, float]:
 
 
 def spread(values: list[float], form: str = ".2f") -> str:
-    """Return a text with the median of values and, in parentheses, their range."""
+    """Return a string with the median of the values and, in parentheses, their range."""
     return f"{median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
 
 
@@ -74,8 +75,8 @@ def throughput(folder: Path) -> None:
     """
     Print tokens per CPU-second, with CPU time summed over all processes of a run.
 
-    To exclude start-up, the CPU time of a short run is subtracted from that of a long run. All commands run at the same
-    time: on a virtual machine that shares its cores, successive runs of one command can differ by more than two commands do.
+    To exclude start-up, the CPU time of a short run is subtracted from that of a long run. The compared commands run at the
+    same time, because the speed of a virtual machine that shares its cores can change between one run and the next.
     """
     ways = {"meshrunner": _with_the_loops_units, "meshrunner, default units": meshrunner, "plain loop": plain}
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -97,7 +98,7 @@ def throughput(folder: Path) -> None:
 
 
 def first_step(folder: Path) -> None:
-    """Print the seconds from the start of the command to the end of the first step, with warm caches."""
+    """Print the seconds from the start of the command to the end of the first step. File caches are warm."""
     ours, theirs = [], []
     for _ in range(PAIRS + 1):
         ours.append(meshrunner(SHORT, folder)[1])
@@ -129,7 +130,7 @@ OPTIONS = {
 
 
 def options(folder: Path) -> None:
-    """Print tokens per CPU-second (tokens of a step / CPU seconds of all ranks in that step), WPS and peak RSS of 3 repeats."""
+    """Run each configuration 3 times; print tokens per CPU-second, WPS and peak RSS. CPU time is summed over all ranks."""
     for title, varied in OPTIONS.items():
         sweep = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
         command = [str(BIN / "meshrunner"), "run", "-m", "steps=13", *CONFIGURATION, *varied, "sweep.repeat=3"]
@@ -153,7 +154,7 @@ JOBS = {
     ],
     "the default shape 16 times, 1024 tokens": [(256, 4)] * 16,
 }
-"""For each sweep: the sequence length and the sequences per step and rank of every job."""
+"""Shapes of each sweep's jobs: (sequence length, sequences per step and rank)."""
 JOB_STEPS = 5
 ROUNDS = 3
 
@@ -231,7 +232,7 @@ def _sweep_of(folder: Path, count: int, names: str) -> Path:
 
 
 def _against_reading(verb: str, sweep: Path, files: str, *options: str) -> None:
-    """Print the seconds that a command takes on a folder of runs, and that a loop takes to read the files matching `files`."""
+    """Time a command on a folder of runs, and a Python loop that only reads those of its files that match `files`."""
     ours, theirs = [], []
     for _ in range(PAIRS):
         ours.append(measure([str(BIN / "meshrunner"), verb, str(sweep), *options], sweep).wall_s)

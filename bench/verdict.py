@@ -1,4 +1,4 @@
-"""Count how often the demo's verdict calls two identical configurations different while another process uses the CPU."""
+"""Count how often `compare` reports a speed difference between identical runs while another process uses the CPU."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TWINS = [
     *("experiment=fsdp1_vs_fsdp2", "parallelism=fsdp2", "steps=8", "tracker=none"),
     *("+launch.env.TWIN=a,b", "sweep.baseline=launch.env.TWIN=a"),
 ]
-"""Overrides of a sweep like the demo. Its two combinations, the twins, differ only in a variable that no code reads."""
+"""Overrides of a sweep like the demo. Its two combinations differ only in an environment variable that no code reads."""
 
 
 def verdict(folder: Path) -> None:
-    """Compare the twins several times while a busy loop shares the cores, and print the result of each try."""
+    """Run the sweep TRIES times beside a busy loop. Print the speed difference of each try."""
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         wrong = sum(_told_apart(Path(tempfile.mkdtemp(dir=folder)) / "sweep") for _ in range(TRIES))

@@ -23,7 +23,7 @@ from bench.gpu.rows import Small, grid_row, out_of_memory_row, resumed_row
 
 MINUTES, QUICK_MINUTES = 8.0, 3.8
 RESERVE_S = 20.0
-"""Seconds that must remain for another row to start."""
+"""Seconds that must remain before the deadline for another row to start."""
 LIMIT_S, CPU_LIMIT_S = 240.0, 1200.0
 """Seconds after which a command is stopped because it seems to hang, on GPUs and on a CPU."""
 RESUMED = ("dcp", "dcp_async")
@@ -37,7 +37,7 @@ class Job(NamedTuple):
     devices: int
     """Number of devices that the row needs."""
     run: Callable[[dict[str, str]], Result]
-    """Function that runs the row with the environment variables of a lane."""
+    """Function that runs the row, given additional environment variables such as CUDA_VISIBLE_DEVICES."""
 
 
 class Bench:

@@ -81,7 +81,7 @@ class Commands:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Terminate a command if it still runs, so that it can end its workers. Kill it after 10 s."""
+    """Send SIGTERM to a command that still runs. If it has not ended after 10 s, kill it."""
     if process.poll() is None:
         process.terminate()
         try:

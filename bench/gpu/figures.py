@@ -37,7 +37,7 @@ class Subject(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A row of the table of figures. Only rows on one device are compared with the loop."""
+    """A row of the table of figures. Rows on one device are also measured with the hand-written loop."""
 
     subject: str
     recompute: str
@@ -176,7 +176,7 @@ def measured_plain(case: Case, number: int, machine: Machine, commands: Commands
 
 
 def ratios(ours: list[Result], theirs: list[Result]) -> list[float]:
-    """Return the ratio of meshrunner's WPS to the loop's WPS for each pair of results that has both."""
+    """Return meshrunner's WPS / the loop's WPS for each pair of results. Pairs in which either is missing are left out."""
     pairs = zip(ours, theirs, strict=False)
     return [a.figures["wps"] / b.figures["wps"] for a, b in pairs if a.figures.get("wps") and b.figures.get("wps")]
 

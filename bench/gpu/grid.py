@@ -1,4 +1,4 @@
-"""The grid of options: one line of overrides per row, the most informative first. Every row names its precision."""
+"""The grid of options. Each row is a line of overrides and names its precision. The most informative rows come first."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ AXES = {
 """Options to combine. Any two options of different groups occur together in a row below. `--product` runs all combinations."""
 
 REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoint=none loss=plain"
-"""Row whose losses the rows of all models without experts must match."""
+"""Reference for the losses and gradient norms of all rows whose model has no experts."""
 EXPERT_REFERENCE = "model=moe_tiny parallelism=single precision=fp32"
-"""Row whose losses the rows of models with experts must match."""
+"""Reference for the losses and gradient norms of all rows whose model has experts."""
 
 FIRST = [
     "parallelism=fsdp2 precision=bf16 compile=per_block activation_checkpoint=none loss=plain",
@@ -48,7 +48,7 @@ SEVERAL = {
     "model=moe_tiny parallelism=ep precision=fp32": 2,
     "model=moe_tiny parallelism=ep precision=bf16 compile=per_block activation_checkpoint=selective_op": 2,
 }
-"""Rows that need several devices, and the number that each row needs."""
+"""Rows that need several devices, each with its number of devices."""
 
 REST = [
     "parallelism=fsdp1 precision=bf16 compile=per_block activation_checkpoint=selective_layer loss=plain",
@@ -107,7 +107,7 @@ REFUSED = [
 
 
 def all_combinations() -> Iterator[str]:
-    """Yield all combinations of the axes that are not rows above."""
+    """Yield the rows for all combinations of AXES, without those listed above."""
     for options in product(*AXES.values()):
         row = " ".join(f"{group}={option}" for group, option in zip(AXES, options, strict=True))
         if row not in (REFERENCE, *FIRST, *REST, *REFUSED):
@@ -115,7 +115,7 @@ def all_combinations() -> Iterator[str]:
 
 
 LEAVES = {"profiler=trace": "trace/rank0.json.gz", "profiler=memory": "trace/memory_rank0*"}
-"""Glob pattern of the files that a row with this option must write to its run directory."""
+"""For each option: the files, as a glob pattern in the run directory, that a row with this option must write."""
 TOLERANCE = {
     "fp32": (1e-4, 1e-3),
     "tf32": (1e-2, 5e-2),
@@ -123,7 +123,7 @@ TOLERANCE = {
     "auto": (1e-2, 5e-2),
     "float8": (5e-2, 2e-1),
 }
-"""Largest accepted relative difference from the reference of a step's loss, and of its gradient norm, for each dtype."""
+"""For each dtype: the largest accepted relative differences of a step's loss and gradient norm from the reference row."""
 
 
 def reference_of(row: str) -> str:
@@ -140,7 +140,7 @@ def dtype_of(row: str) -> str:
 
 
 def differs(row: str, steps: Steps, reference: Steps) -> str:
-    """Return a sentence about the first step that differs from the reference by more than TOLERANCE, or "" if none does."""
+    """Describe the first difference from the reference that exceeds TOLERANCE. Return "" if there is none."""
     if len(steps) != len(reference):
         return f"it has {len(steps)} steps, the reference {len(reference)}"
     for step, values in enumerate(zip(steps, reference, strict=True), 1):

@@ -47,7 +47,7 @@ class Machine(NamedTuple):
 
     @property
     def pair(self) -> int:
-        """Number of ranks in a row that sets none: one on a machine with a single GPU, else two, so that ranks communicate."""
+        """Default number of ranks in a row: 1 on a machine with a single GPU, otherwise 2, so that ranks communicate."""
         return 1 if self.gpus == 1 else 2
 
     def describe(self) -> str:
@@ -58,7 +58,7 @@ class Machine(NamedTuple):
         return what + f"{self.cores} cores, " + ", ".join(self.versions)
 
     def lanes(self) -> list[dict[str, str]]:
-        """Return one environment for each row that can run at a time. Rows share a single GPU; otherwise, each gets two GPUs."""
+        """Return one environment per concurrent row. With a single GPU, all rows share it; with more, each row gets two GPUs."""
         if self.gpus == 1:
             return [{} for _ in range(1 if self.exclusive else max(1, min(4, self.cores // 4)))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

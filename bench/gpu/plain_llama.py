@@ -64,7 +64,7 @@ class Block(nn.Module):
 
 
 class Recomputed(nn.Module):
-    """A block that keeps its input and the results that `saves` selects for backward. All other results are recomputed."""
+    """A block that saves its input and the results selected by `saves`. Backward recomputes all other results."""
 
     def __init__(self, block: nn.Module, saves: Callable[[], Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Train a hand-written Llama on one device: bf16 weights, fp32 master copies that a fused AdamW updates, clipping.
+"""Train a hand-written Llama on one device, with bf16 weights, fp32 master weights, gradient clipping and fused AdamW.
 
     python -m bench.gpu.plain_loop --shape '{"vocab_size": 128256, ...}' --recompute none --compile per_block
 
@@ -74,7 +74,7 @@ def _hand_over(master: Tensor, weight: Tensor) -> None:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Train, and return losses, median tokens per second, peak memory after the first interval, and the model's size."""
+    """Train, and return losses, speed, peak memory and model size. Speed and memory exclude the first `read_every` steps."""
     device = torch.device(args.device)
     torch.manual_seed(0)
     with device:

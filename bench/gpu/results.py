@@ -24,7 +24,7 @@ class Result:
     """Text that identifies the row."""
     state: State
     reason: str = ""
-    """Reason why the row was refused, failed or was not run; if the row works, a remark or ""."""
+    """Explanation of any state except `works`. For a row that works: a remark, or ""."""
     log: str = ""
     """File that explains a failure."""
     seconds: float = 0.0
@@ -36,11 +36,11 @@ class Results:
     """All results so far, in the order in which rows ended. Each is written at once, so that none is lost in a crash."""
 
     def __init__(self, file: Path, write: Callable[[list[Result]], None]) -> None:
-        """Prepare to append each result to `file` and then to call `write`, which writes the document, with all results."""
         self.all: list[Result] = []
         self._file, self._write, self._lock = file, write, threading.Lock()
 
     def add(self, result: Result) -> None:
+        """Append a result to the file, rewrite the document with all results, and print the result."""
         with self._lock:
             self.all.append(result)
             with self._file.open("a") as file:

@@ -50,7 +50,7 @@ def overridden(words: list[str]) -> list[str]:
 def grid_row(
     row: str, number: int, small: Small, commands: Commands, lane: dict[str, str], reference: Steps, devices: int | None
 ) -> tuple[Result, Steps]:
-    """Run a row. The row works if its losses match the reference (if that has run) and its expected files exist."""
+    """Run a row. It works if its expected files exist and its losses match `reference`. An empty `reference` is not compared."""
     name = f"row-{number:03}"
     run_dir = commands.folder / name
     arguments = ["run", *small.overrides(row, devices), f"hydra.run.dir={run_dir}"]
@@ -96,7 +96,7 @@ def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str
 
 
 def out_of_memory_row(small: Small, commands: Commands) -> Result:
-    """Run a sweep of three batch sizes, of which only the second, whose logits need twice the memory, must run out of memory."""
+    """Run a sweep of three batch sizes. Only the second must run out of memory: its logits need twice the device's memory."""
     vocab, seq_len = (65536, 4096) if small.machine.gpus else (65536, 64)
     limit_gib = small.machine.memory_gib or 1.0
     most = int(2 * limit_gib * 2**30 / (4 * vocab * seq_len))
