@@ -1,7 +1,7 @@
 """The base class of every option that YAML can choose, and validators for its fields.
 
 A config group is a base class (`Model`, `Parallelism`, ...), and each option is a subclass: its pydantic fields are the YAML
-keys, and its methods do the work. Modules of options do not import torch at the top, so that checking needs no torch.
+keys, and its methods do the work. These modules import torch only in functions, so a configuration is checked without torch.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def own_or_installed(module_name: str) -> ModuleType:
     """
     Import a module that the user named, preferably from the current directory.
 
-    The current directory is last on sys.path so that its files do not shadow libraries. A library could then shadow a user's
-    module: other distributions install a top-level `recipes`, and a directory without `__init__.py` has the lowest precedence.
+    The current directory is last on sys.path so that its files do not shadow libraries. But a library can shadow a user's
+    module: other distributions install a top-level `recipes`, and Python prefers it to a directory without `__init__.py`.
     """
     top = module_name.partition(".")[0]
     file = Path.cwd().joinpath(*module_name.split("."))
@@ -77,7 +77,7 @@ class Affects(Flag):
     SPEED = auto()
     """Time or memory of a step."""
     RESULT = auto()
-    """The trained weights, or which steps are measured. A run cannot be resumed with another value of the key."""
+    """The trained weights or the choice of measured steps. A run cannot be resumed with another value of the key."""
     FIGURES = auto()
     """Figures of the whole run, such as the final loss, but not those of a single step."""
     CHANCE = auto()
@@ -108,7 +108,7 @@ class Option(Section):
     """Class of this option: one of the group's short names, or `package.module:Class`."""
 
     def unsupported(self, device_type: str) -> str | None:
-        """Return a reason and an alternative if this node's `cpu` or `cuda` devices do not support the option, or None."""
+        """Return the reason why this node's `cpu` or `cuda` devices do not support the option, and an alternative; else None."""
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -30,15 +30,15 @@ class Network(nn.Module):
     expert_mesh: DeviceMesh | None = None
     """Mesh with dimensions `expert_shard` and `expert`; None unless experts are distributed over several devices."""
     observed: Mapping[str, Tensor] = MappingProxyType({})
-    """Figures for events.jsonl by key: each is a sum over forwards since the last optimizer step, 0-d, fp32."""
+    """0-d fp32 tensors, by key in events.jsonl. Each is the sum of a figure over all forward passes of the current step."""
     loss: LossFunction
     """
     The loss function, set before training by the `loss` group. With targets, `forward` calls it instead of the output projection:
 
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
-    `output` is the projection module. It is called once for all chunks of logits if it is a linear layer named `output`, and
-    otherwise once per chunk.
+    `output` is the projection module. The `chunked` loss calls it once if it is a linear layer named `output`, and otherwise
+    once per chunk.
     """
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Network(nn.Module):
         return False
 
     def stays_fp32(self, name: str) -> bool:
-        """Whether a parameter is used in fp32 whatever the `precision`, if the layout supports this."""
+        """Whether to use a parameter in fp32 under every `precision`. Layouts that cannot mix dtypes ignore this."""
         return False
 
     def exchanged_elements(self, block: int) -> int:
@@ -66,15 +66,15 @@ class Network(nn.Module):
         return 0
 
     def calls(self, name: str) -> int:
-        """Return how often one forward with targets calls a module, at least 1. name: "" is the network itself."""
+        """Return how many times a forward pass with targets calls a module, at least 1. name: "" is the network itself."""
         return max(1, self.multiplied_modules().count(self.get_submodule(name)))
 
     def multiplied_modules(self) -> list[nn.Module]:
-        """Return the modules whose weights multiply tokens, in the call order of a forward with targets, once per call."""
+        """Return the modules whose weights multiply tokens, in call order. A module that is called twice is listed twice."""
         return [module for module in self.children() if not isinstance(module, nn.Embedding)]
 
     def active_elements(self, name: str) -> int:
-        """Return the number of a parameter's elements that each token is multiplied by."""
+        """Return how many of a parameter's elements multiply each token: of a stack of experts, only those of chosen experts."""
         return self.get_parameter(name).numel()
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
@@ -88,7 +88,7 @@ class Network(nn.Module):
         """Compute the values of all buffers. Called after the network is materialised."""
 
     def observe(self, key: str, value: Tensor) -> None:
-        """Add a figure of this forward, 0-d, to `observed`. Its mean over all forwards and ranks of a step is recorded."""
+        """Add a figure of this forward pass, 0-d, to `observed`. events.jsonl records its mean over a step's passes and ranks."""
         if key in self.observed and torch.is_grad_enabled():
             with torch.no_grad():
                 self.observed[key].add_(value)
@@ -100,7 +100,7 @@ def network_of(model: nn.Module) -> Network:
 
 
 class Loads:
-    """Tokens per expert on this rank since the last optimizer step. Not a buffer: DDP copies rank 0's buffers to all ranks."""
+    """Tokens per expert on this rank in the current optimizer step. Plain tensors: DDP would overwrite a buffer with rank 0's."""
 
     def __init__(self, bias: Tensor, bias_rate: float) -> None:
         self.bias, self.bias_rate = bias, bias_rate
@@ -119,10 +119,11 @@ class Loads:
     @torch.no_grad()
     def balance(self, finite: Tensor) -> dict[str, Tensor]:
         """
-        Sum token counts over ranks, update biases, reset the counts. Return figures, 0-d, fp32, equal on all ranks. No sync.
+        Sum token counts over ranks, update the biases, reset the counts. Return 0-d fp32 figures, equal on all ranks.
 
-        Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664, algorithm 1). Biases are kept if
-        `finite`, 0-d, bool, is false: a gradient is not finite. A block's violation is (its largest load / its mean load) - 1.
+        Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664, algorithm 1). If `finite`,
+        0-d, bool, is false, biases stay unchanged. A block's violation is (its largest load / its mean load) - 1. The host does
+        not wait for the device.
         """
         for group in self.groups:
             dist.all_reduce(self.tokens, group=group)
@@ -145,7 +146,7 @@ class Loads:
 
 
 def _violations(tokens: Tensor) -> Tensor:
-    """Return the violation of each block, [blocks], fp32. tokens: [blocks, experts or ranks]."""
+    """Return each block's violation (defined in `Loads.balance`), [blocks], fp32. tokens: [blocks, experts or ranks]."""
     share = tokens.float() / tokens.sum(-1, keepdim=True)
     return share.amax(-1) * tokens.shape[-1] - 1
 
@@ -153,7 +154,7 @@ def _violations(tokens: Tensor) -> Tensor:
 CUTOFF = 3.0
 """Number of standard deviations at which the normal distribution is truncated."""
 TABLE_SIZE = 1024
-"""Number of truncated-normal draws in the table that replaces values beyond the cutoff."""
+"""Number of truncated-normal draws in a table. Every value beyond the cutoff is replaced by a draw from this table."""
 
 
 class Initial(ABC):
@@ -161,7 +162,7 @@ class Initial(ABC):
 
     @abstractmethod
     def draw(self, shape: torch.Size, generator: Generator, device: torch.device) -> Tensor:
-        """Draw the values of a parameter in fp32 on `device`. The generator is on `device` too, or on the CPU if that is meta."""
+        """Draw the values of a parameter in fp32 on `device`. The generator is on `device`, or on the CPU if `device` is meta."""
 
 
 @dataclass(frozen=True)

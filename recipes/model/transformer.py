@@ -1,4 +1,4 @@
-"""The network of Llama 2 and 3. Functions import tensor parallelism when they use it, because importing takes a second."""
+"""The network of Llama 2 and 3. Tensor parallelism takes a second to import, so only functions that use it do so."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Return SequenceParallel for a sharded sequence. Otherwise the weight stays a plain tensor with its full gradient."""
+        """Return SequenceParallel if the sequence is sharded. Otherwise no style is needed: every rank has the full gradient."""
         from torch.distributed.tensor.parallel import SequenceParallel
 
         return {"": SequenceParallel()} if sequence_parallel else {}
@@ -77,7 +77,7 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def lacks_grouped_kernel(query: Tensor) -> bool:
-    """Whether torch has no fused kernel for grouped-query attention on `query`, and would store full score matrices."""
+    """Whether torch has no fused kernel for grouped-query attention on `query`. Without one, it stores full score matrices."""
     # Flash and cuDNN attention need 16 bits, and memory-efficient attention needs as many key heads as query heads
     # (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
     return query.is_cuda and query.dtype == torch.float32
@@ -209,7 +209,6 @@ class Transformer(Network):
         return [f"layers.{i}" for i in range(len(self.layers))]
 
     def initial(self, name: str) -> Initial:
-        """Return a normal distribution with std 0.02, except for norms, vocabulary matrices and projections into the stream."""
         if name.endswith("norm.weight"):
             return ONES
         if name in ("tok_embeddings.weight", "output.weight"):

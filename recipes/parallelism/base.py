@@ -1,4 +1,4 @@
-"""The `parallelism` group. Each kind of parallelism is a class. All kinds have settings for the same degrees."""
+"""The `parallelism` group. Each kind of parallelism is a subclass of `Parallelism` and has at least its settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Parallelism(Option):
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. If not, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit as often as forward calls the unit, but never all-gathers an embedding."""
+    """Whether backward all-gathers a unit once per call of the unit in forward. If so, it never all-gathers an embedding."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: number of devices / (replicate x tensor)."""
@@ -163,7 +163,7 @@ class Parallelism(Option):
         return not self.wraps_units
 
     def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Optimizer:
-        """Return `optimizer`, or a wrapper of it, for a model that `apply` returned. Called before a checkpoint is loaded."""
+        """Return `optimizer` or a wrapper around it. `apply` returned `model`. Called before a checkpoint is loaded."""
         return optimizer
 
     def computing(self, precision: Precision, device_type: str) -> AbstractContextManager[None]:

@@ -54,7 +54,7 @@ class BufferPool:
     each unit has a fixed range in an arena. Every request checks that no other buffer uses the range, so a wrong plan raises an
     error instead of corrupting data.
 
-    On a GPU, a buffer may still be read when FSDP2 releases it, so FSDP2 makes the stream that fills the next buffer wait.
+    On a GPU, kernels may still read a buffer that FSDP2 has released. FSDP2 makes the stream that fills the next buffer wait.
     """
 
     def __init__(self, place: Callable[[Schedule], Plan], in_flight: InFlight) -> None:
@@ -97,7 +97,7 @@ class BufferPool:
         return buffer
 
     def schedule(self) -> Schedule:
-        """Return the schedule of the recorded requests. Only their order counts: release times differ between ranks."""
+        """Return the schedule of the recorded requests. It ignores release times, which differ between ranks."""
         passes = groupby(self._requests, key=lambda request: request[0])
         return schedule(self._buckets, [(which, [unit for _, unit in part]) for which, part in passes], self._in_flight)
 

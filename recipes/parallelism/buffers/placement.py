@@ -1,7 +1,7 @@
 """
 FSDP2's requests for communication buffers (recorded, or predicted from the wrap plan) and their offsets in one arena.
 
-`fixed_pool` and `max_pool` are Megatron-FSDP's (Megatron-LM pull request 5462). `scheduled` never needs more than `max_pool`.
+`fixed_pool` and `max_pool` follow Megatron-FSDP (Megatron-LM PR 5462). `scheduled` never needs more memory than `max_pool`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return the sets of units alive at the same time: after each request in `order`, the last `most` units requested."""
+    """Return a set for each request in `order`: the last `most` units requested so far. They are alive at the same time."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
@@ -60,7 +60,7 @@ def peak(schedule: Schedule) -> int:
 
 
 def fixed_pool(schedule: Schedule) -> tuple[int, int]:
-    """Return the bytes of a pool with two buffers of the most common shape, and the bytes of all units with other shapes."""
+    """Return two sizes in bytes: two buffers of the most common shape, and one buffer per unit of another shape."""
     if not schedule.units:
         return 0, 0
     buckets = schedule.units.values()
@@ -69,8 +69,8 @@ def fixed_pool(schedule: Schedule) -> tuple[int, int]:
 
 
 def max_pool(schedule: Schedule) -> Plan:
-    """Place units that are alive together in different copies of a set of slots. The set has one slot per dtype. A slot is
-    as large as the largest buffer of its dtype."""
+    """Divide the arena into equal sets of slots. A set has one slot per dtype, as large as the largest buffer of this dtype.
+    Units that are alive together use different sets."""
     slots: dict[str, int] = {}
     for dtype, nbytes in schedule.units.values():
         slots[dtype] = max(slots.get(dtype, 0), nbytes)
@@ -86,9 +86,9 @@ def scheduled(schedule: Schedule) -> Plan:
     Place units in one arena, such that units that are alive together do not overlap.
 
     If the units can be divided into two sides so that units alive together are on different sides, one side is placed at the
-    bottom of the arena and the other at the top. This reaches the lower bound. Otherwise the smallest arena of three is used:
-    units in their lowest free gaps, placed from the largest to the smallest; units in their lowest free gaps, placed in schedule
-    order; or copies as in `max_pool`, but each copy only as large as its largest unit.
+    bottom of the arena and the other at the top. No arena can be smaller. Otherwise the smallest of three plans is used.
+    (1) Units are placed from the largest to the smallest, each in the lowest gap that fits. (2) Units are placed in schedule
+    order, each in the lowest gap that fits. (3) Units to which `_copies` gives the same number share a slot.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
@@ -115,7 +115,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Assign to each unit the number of a copy: the lowest that no earlier unit alive at the same time uses."""
+    """Number the units in order. Each gets the lowest number that no earlier unit alive at the same time has."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
@@ -155,7 +155,7 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
 
 
 def _slots(size: dict[str, int], copy: dict[str, int]) -> dict[str, int]:
-    """Return the offset of each unit's copy in bytes. A copy is as large as the largest unit that uses it."""
+    """Return each unit's offset in bytes. Units with the same `copy` share a slot as large as the largest of them."""
     slot: dict[int, int] = {}
     for name, nbytes in size.items():
         slot[copy[name]] = max(slot.get(copy[name], 0), nbytes)
@@ -179,8 +179,8 @@ def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
     Return the number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
 
     In forward, FSDP2 releases the output of a unit when the next unit's output has arrived. In backward, FSDP2 releases an
-    output as soon as it is copied out. repeats: whether forward calls some units several times. Such units are not prefetched:
-    they are requested while prefetched outputs are waiting to be used.
+    output as soon as it is copied out. repeats: whether forward calls some units several times. Such a unit is
+    not prefetched: it is requested when it is called, while the prefetched outputs of other units already take memory.
     """
     ahead, more = prefetch or 1, int(repeats and prefetch > 0)
     return InFlight(ahead + 1 + more, ahead + more)
@@ -225,7 +225,7 @@ def predicted(
 
 
 def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
-    """Return the units in call order. A unit called several times, such as the output projection, recurs after each later one."""
+    """Return units in call order. A unit called repeatedly, such as the output projection, also follows each later unit."""
     order: list[str] = []
     repeated: list[str] = []
     for name, unit in units.items():
