@@ -81,8 +81,8 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
     """
     Apply activation checkpointing and compilation to the blocks and the loss, in place.
 
-    If `inside_compile`, blocks are compiled together with their recomputation. Selective checkpointing requires this. Full
-    checkpointing must stay outside the compiled code, because 2-d layouts would fail.
+    Selective checkpointing is applied before compiling (`inside_compile`), because it requires that the compiler sees the
+    recomputation. Full checkpointing is applied after compiling: compiling it would fail with 2-d layouts.
     """
     recompute, compilation = recipe.activation_checkpoint, recipe.compile
     recompute.configure()
@@ -106,7 +106,7 @@ class Prepared(NamedTuple):
     """The objects that the training loop needs."""
 
     recipe: Recipe
-    """The recipe with `auto` resolved and, in a resumed run, with a null global_batch replaced."""
+    """The recipe with `auto` resolved. If the run is resumed, a null global_batch is replaced by the checkpoint's value."""
     model: nn.Module
     trained: list[Trainable]
     optimizer: Optimizer

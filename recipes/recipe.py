@@ -56,7 +56,7 @@ class Recipe(Section):
     seed: Annotated[int, whole(at_least=0, at_most=2**62), Affects.CHANCE]
     """Seed of the initial weights and of the data order."""
     deterministic: bool = False
-    """Whether to use only deterministic algorithms: a layout gives bitwise equal results on equal devices. Slower on GPUs."""
+    """Whether to use only deterministic algorithms, so that a rerun on equal devices is bitwise equal. Slower on GPUs."""
     seq_len: Annotated[int, whole(at_most=2**24)]
     """Tokens per sequence."""
     micro_batch: Annotated[int, whole(at_most=2**16), Affects.SPEED]
@@ -88,9 +88,9 @@ class Recipe(Section):
 
     def resumed_from(self, record: Record) -> Self:
         """
-        Return this recipe resumed from a checkpoint. If global_batch is null, use the checkpoint's, whatever the number of ranks.
+        Return this recipe, resumed from a checkpoint. A null global_batch is replaced by the checkpoint's value.
 
-        Raise ConfigError if the checkpoint is of another model or its step is after the last step of this run.
+        Raise ConfigError if the checkpoint holds another model or a step after the last step of this run.
         """
         changed = differences(record.config["model"], self.model.model_dump(mode="json"), "model")
         if lines := "".join(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FSDP1(Parallelism):
-    """FSDP1 with the units and degrees of FSDP2. `always` is FULL_SHARD, `never` is SHARD_GRAD_OP; `replicate` > 1: hybrid."""
+    """FSDP1 with FSDP2's units and degrees. Resharded units use FULL_SHARD, others SHARD_GRAD_OP; HSDP if `replicate` > 1."""
 
     wraps_units: ClassVar[bool] = True
 
@@ -79,7 +79,7 @@ class FSDP1(Parallelism):
         return model.no_sync() if self.accumulate == "hold" and not last else nullcontext()
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the sizes of an equal, padded shard of a unit's flat parameter. If any part is trained, all have gradients."""
+        """Return the sizes of a padded shard of a unit's flat parameter. If any parameter is trained, all have gradients."""
         aligned = 16 // precision.param_bytes  # FSDP1 aligns each parameter to 16 bytes of the compute dtype
         total = 0
         for parameter in unit.parameters:

@@ -1,7 +1,7 @@
 """Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp. The package can keep communication buffers in pools.
 
-Parameters are DTensors whose shards end where a bucket's shards end, which can be at any row. torch's own functions must not
-gather such DTensors.
+The package shards whole buckets, so each parameter is a DTensor whose shards can have different numbers of rows. torch's own
+functions must not gather such DTensors.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ OLDEST = "0.6.1"  # the oldest release that was tested
 
 
 class MegatronFSDP(Parallelism):
-    """ZeRO with NVIDIA's package megatron-fsdp, on GPUs. With `zero` 3, the package treats units that the plan does not reshard
-    like parameters outside units: it gathers them once per step, into separate memory."""
+    """ZeRO with NVIDIA's package megatron-fsdp, on GPUs. With `zero` 3, a unit that the plan does not reshard is no unit to
+    the package: its parameters are gathered once per step, into separate memory."""
 
     wraps_units: ClassVar[bool] = True
     checks_units: ClassVar[bool] = True
@@ -46,7 +46,7 @@ class MegatronFSDP(Parallelism):
     and master weights. 2: also gradients. 3: also parameters."""
     double_buffer: Literal["none", "fixed", "max_pool"]
     """Memory for unsharded parameters and unreduced gradients. none: allocated for each unit and freed. fixed: two buffers for
-    units of the most common shape. max_pool: two buffers per bucket of a unit, sized for the largest unit."""
+    units of the most common shape. max_pool: two sets of buffers, each large enough for any unit."""
     grad_comm: Literal["auto", "fp32", "bf16"]
     """dtype of the gradient reduction. auto: the dtype set by `precision`. Gradients are accumulated in fp32."""
     nccl_registration: bool
@@ -250,8 +250,9 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
     """
     Let the code in this context materialise a network on the meta device without initialising it.
 
-    If `unit_by_unit`, a device never holds more than one unsharded unit: megatron-fsdp materialises one module at a time. It then
-    calls the module's `reset_parameters`, which only ties parameters again. If not (`zero` 0), all units are allocated first.
+    With `unit_by_unit`, megatron-fsdp materialises one module at a time, so a device never holds more than one unsharded unit.
+    After each module, the package calls `reset_parameters`, which here only ties parameters again. Without `unit_by_unit`
+    (`zero` 0), the whole network is allocated before the code in this context runs.
     """
     if not unit_by_unit:
         network.to_empty(device=device)

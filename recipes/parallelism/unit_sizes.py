@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """A device's part of a parameter after tensor and expert parallelism, before data parallelism; if uneven, the largest."""
+    """A device's part of a parameter after tensor and expert parallelism, before data parallelism. The largest part if uneven."""
 
     shape: tuple[int, ...]
     trained: bool
@@ -40,7 +40,7 @@ class UnitParameters(NamedTuple):
     """Number of times that the unit is called per forward pass."""
 
     def of(self, *, is_stack: bool) -> UnitParameters:
-        """Return the unit with only its stacks of experts if `is_stack`, or with all its other parameters if not."""
+        """Return a copy with only the stacks of experts if `is_stack` is true, else with only the other parameters."""
         return self._replace(parameters=tuple(each for each in self.parameters if each.is_stack == is_stack))
 
     @property
@@ -61,7 +61,7 @@ class Traffic(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Number of fp32 elements of one unit that a device stores between steps; if shards are uneven, for the largest shard."""
+    """Numbers of fp32 elements of one unit that the device with the largest shards stores between steps."""
 
     weights: int
     gradients: int

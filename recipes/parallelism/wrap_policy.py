@@ -1,7 +1,7 @@
 """The `wrap` group: which modules become FSDP units.
 
-A policy makes a wrap plan for a model before any module is wrapped (an idea from PyTorch pull request #104346). Every
-data-parallel kind uses the same plan, so kinds are compared with equal units. A plan can be printed and checked.
+A policy makes a wrap plan for a model before any module is wrapped (an idea from PyTorch pull request #104346). A plan can be
+printed and checked. All kinds of data parallelism use the same plan, so runs that differ only in the kind have equal units.
 """
 
 from __future__ import annotations

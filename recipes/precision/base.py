@@ -97,7 +97,7 @@ class FP32(Precision):
 class BF16(Precision):
     """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32.
 
-    `single` and `ddp` gather no parameters. Under autocast, matmuls and attention run in bf16 and other operations in fp32.
+    `single` and `ddp` keep fp32 parameters and use autocast: matmuls and attention run in bf16, other operations in fp32.
     """
 
     compute: ClassVar[str] = "bf16"

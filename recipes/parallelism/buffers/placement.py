@@ -179,8 +179,8 @@ def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
     Return the number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
 
     In forward, FSDP2 releases the output of a unit when the next unit's output has arrived. In backward, FSDP2 releases an
-    output as soon as it is copied out. repeats: whether forward calls some units several times. Such a unit is
-    not prefetched: it is requested when it is called, while the prefetched outputs of other units already take memory.
+    output as soon as it is copied out. repeats: whether forward calls some units several times. Such a unit is not
+    prefetched: it is requested when it is called, while the prefetched outputs of other units are already in memory.
     """
     ahead, more = prefetch or 1, int(repeats and prefetch > 0)
     return InFlight(ahead + 1 + more, ahead + more)
