@@ -39,7 +39,6 @@ def main() -> NoReturn:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    """Run the command that the arguments name. Return the exit status."""
     if "-sc" in arguments or "--shell-completion" in arguments:  # the shell calls without a verb
         from meshrunner.runner.completion import answer
 
@@ -69,7 +68,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help_topic(arguments: list[str]) -> str | None:
-    """Return the verb whose help to print, or "" for the list of verbs; None if no help is requested or Hydra handles it."""
+    """Return the verb to print help for, "" to print the list of verbs, or None if no help is requested or Hydra prints it."""
     verb, *rest = arguments or ["help"]
     if verb in HELP or (verb == "help" and not rest):
         return ""

@@ -28,7 +28,7 @@ SPEED_OF_CPU = {
     "collective_s": 3e-4,
     "jitter": 0.05,
 }
-"""CPU constants from which the search starts. The matmul rate is absent, because runs measure it for MFU."""
+"""Values at which the search for CPU constants starts. The matmul rate starts at ROUGH x the rate that the runs measured."""
 DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
 """Data-sheet rates of a GPU. They must be equal in all runs, because fitted constants are fractions of these rates."""
 FEWEST = 2
@@ -106,7 +106,7 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
 
 
 class _Candidate(NamedTuple):
-    """A combination as it was executed, and its measured speed."""
+    """A combination, its measured speed, and the devices that it ran on."""
 
     name: str
     wps: float
@@ -146,7 +146,6 @@ def _candidate(name: str, row: Row) -> _Candidate:
 
 
 def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
-    """Raise ConfigError if there are fewer combinations than FEWEST."""
     if combinations < FEWEST:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
         many = f"{combinations} combination{'s' * (combinations != 1)}"

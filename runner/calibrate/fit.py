@@ -54,7 +54,7 @@ OF_CPU = (
 )
 """Constants to fit. `Fitted.ratio_unknown` requires that the first two are the matmul speed and the memory speed."""
 TOLD_APART = 0.5
-"""Largest `Fitted.ratio_unknown` at which runs separate matmul speed from memory bandwidth."""
+"""Limit of `Fitted.ratio_unknown`. Above it, the runs cannot separate matmul speed from memory bandwidth."""
 
 
 class MeasuredRun(NamedTuple):
@@ -78,7 +78,7 @@ class Fitted(NamedTuple):
     unknown: dict[str, float]
     """For each key: the standard deviation of the constant's logarithm after the fit, divided by that before the fit."""
     ratio_unknown: float
-    """The same quotient for the ratio of matmul to memory speed. This ratio decides how eager and compiled speeds differ."""
+    """The same quotient for (matmul speed / memory speed). How much compiling speeds up a run depends on this ratio."""
 
     @property
     def tells_apart(self) -> bool:
@@ -96,7 +96,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
         return scaled(hardware, {each.key: math.exp(x) for each, x in zip(constants, logarithms, strict=True)})
 
     def residuals(logarithms: Any) -> Any:
-        """Return differences of logarithms divided by their standard deviations, [runs + constants]."""
+        """Return log(predicted / measured) per run and log(factor) per constant, in standard deviations, [runs + constants]."""
         device = with_factors(logarithms)
         errors = [math.log(each.workload.wps(device) / each.wps) for each in runs]
         return np.concatenate([np.array(errors) / noise, logarithms / priors])
@@ -131,7 +131,7 @@ def constant(hardware: GPU | CPU, key: str) -> float:
 
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
-    """Return the option with constants, and those coupled to them, multiplied by `factors` and capped at `most`."""
+    """Return the option with each constant, and the constant coupled to it, multiplied by its factor and capped at `most`."""
     for each in (*OF_GPU, *OF_CPU):
         for key in filter(None, (each.key, each.coupled)):
             factor = factors.get(key, factors.get(each.key))
@@ -143,7 +143,7 @@ def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
 
 
 def _constants(hardware: GPU | CPU) -> list[FittedConstant]:
-    """Return the constants to fit. Leave out constants that are zero, and replace an unknown constant by its coupled one."""
+    """Return the constants to fit that are not zero. If a constant is unknown, fit the constant coupled to it instead."""
     known = (
         each if attrgetter(each.key)(hardware) is not None else each._replace(key=each.coupled)
         for each in (OF_GPU if isinstance(hardware, GPU) else OF_CPU)

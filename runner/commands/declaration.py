@@ -36,8 +36,8 @@ class Flag:
     An option that meshrunner parses or, if `hydra`, that Hydra parses.
 
     The last of `flags` is the longest. `metavar` names the value in help texts. It is empty if the option takes no value, and
-    `[NAME]` if the value may be omitted. If `repeats`, the option may be given several times and its value is a list. Only one of
-    a verb's `exclusive` options may be given.
+    `[NAME]` if the value may be omitted. If `repeats`, the option may be given several times and its value is a list. At most
+    one of a verb's `exclusive` options may be given.
     """
 
     def __init__(

@@ -137,7 +137,7 @@ def reasons(comparison: Comparison) -> list[str]:
 
 
 def layout_remarks(summary: Summary) -> list[str]:
-    """Return a line for each layout that a run used before its last layout."""
+    """Return a line for each earlier layout of a run that was resumed under another layout."""
     found = []
     for earlier in summary.earlier_layouts:
         first, last = earlier.steps

@@ -81,7 +81,7 @@ class Against:
     p_value: float | None
     """The p-value of the difference in speed; None if there are too few repeats."""
     repeats: int
-    """Number of completed runs with a known speed: the smaller of the row's and the baseline's numbers."""
+    """Number of completed runs with a known speed, in the row or in the baseline, whichever is smaller."""
     verdict: Parity
 
     @property
@@ -104,7 +104,7 @@ class Comparison:
     """The comparison of each row with its baseline; None for a row that has no baseline or is itself a baseline."""
     remarks: list[str]
     scaling: list[float | None] = field(default_factory=list)
-    """Each row's WPS in percent of the WPS of the row with the fewest devices and otherwise equal keys; None if unknown."""
+    """WPS of each row in percent of a reference, the row with the fewest devices and otherwise equal keys. None if unknown."""
     selection: str = ""
     """Description of the selected rows, such as `12 of 60 rows (parallelism=fsdp2)`; empty if nothing was selected."""
 
@@ -160,7 +160,7 @@ def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
 
 
 def _parsed(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]:
-    """Parse a baseline's `key=value`. Return the key and the value, spelled as `text` spells it in the rows."""
+    """Parse a baseline's `key=value`. Return the key, and the value as `text` formats it in the rows."""
     key, separator, value = baseline.partition("=")
     if not separator:
         raise ConfigError(f"--baseline: expected KEY=VALUE, for example parallelism=fsdp1, got '{baseline}'")
@@ -184,7 +184,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -> list[Row]:
-    """Sort rows by their values: the baseline's value first, then values in order of appearance. Unreadable rows are last."""
+    """Sort rows by their values: the baseline's value first, then in order of appearance. Rows without a config are last."""
     order: dict[str, dict[str, int]] = {name: {} for name in names}
     if chosen:
         order[chosen[0]][chosen[1]] = 0
@@ -204,7 +204,7 @@ def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
     """
     Return the baseline of each row that has one, by the row's index.
 
-    Settings that the baseline's option lacks are ignored, for example `model.experts` if the baseline is `model=llama_tiny`.
+    Settings that the baseline's option does not have are ignored, such as `model.experts` if the baseline is `model=llama_tiny`.
     """
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
     own = {key, *(name for row in rows for name in row.values if name.startswith(f"{key}.") and name not in there)}
@@ -226,7 +226,7 @@ def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
     """
     Return `Comparison.scaling`, relative to the first row that has the fewest devices and otherwise equal keys.
 
-    WPS uses wall-clock time, on CPUs too: scaling depends on the time spent waiting for other processes, but CPU time omits it.
+    WPS uses wall-clock time, even on CPUs. CPU time would omit the time that processes spend waiting for each other.
     """
     groups: dict[tuple[str, ...], dict[int, tuple[int, float]]] = {}
     for i, row in enumerate(rows):

@@ -19,8 +19,8 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
 
     `scaling_pct` is present if rows differ in number of devices, and `plan/verdict` if any run was predicted. With a baseline,
-    `speed_vs_baseline_pct`, `p_value` and `within_noise` compare the figure that `speed` names. `p_value` and `within_noise`
-    are null if the difference is not tested. If `loss_verdict` is null, `loss_why` is the reason. `runs` lists the repeats.
+    `speed` is the key of the figure that `speed_vs_baseline_pct`, `p_value` and `within_noise` compare. The last two are null if
+    the difference is not tested. If `loss_verdict` is null, `loss_why` is the reason. `runs` lists the repeats.
     """
     found = []
     scales = any(each is not None for each in comparison.scaling)

@@ -1,4 +1,4 @@
-"""Summarise a comparison in two to four sentences. Only tested rows get figures, so that noise is not taken for a difference."""
+"""Summarise a comparison in two to four sentences. Differences are quantified only if they were tested for noise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshrunner.runner.figures import figure_of, number
 LISTED = 3
 """Maximum number of rows that a sentence names."""
 SAME_MEMORY = 1.02
-"""Ratio of the highest to the lowest memory peak below which no row is named as using the least memory."""
+"""Lower limit of (highest memory peak / lowest memory peak) for naming the row that uses the least memory."""
 WORKLOAD = ("model", "seq_len")
 """Sections and keys that decide the work per token. If rows differ in these keys, no row is called the fastest."""
 MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
@@ -73,7 +73,7 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _against(comparison: Comparison) -> Iterator[str]:
-    """Yield a sentence per value of the baseline's key: median and range of the speed gains, and how many are within noise."""
+    """Yield a sentence per value of the baseline's key: median and range of speed gains, and how many gains are noise."""
     if comparison.baseline is None:
         return
     key, baseline = comparison.baseline
@@ -124,7 +124,7 @@ def _losses(comparison: Comparison) -> str:
 
 
 def _without_result(comparison: Comparison) -> str:
-    """Count the rows that failed or were skipped, by state, and name the settings that distinguish the rows of a state."""
+    """Count rows that failed or were skipped, by state. Name the settings that distinguish these rows from other rows."""
     parts = []
     for state in dict.fromkeys(filter(None, map(_trouble, comparison.rows))):
         rows = [row.values for row in comparison.rows if _trouble(row) == state]
@@ -158,10 +158,10 @@ class _Pattern(NamedTuple):
 
 def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> list[tuple[int, str]]:
     """
-    Return (number of rows, description) pairs that together match all `rows` and none of `others`; [] if none are found.
+    Describe `rows` in words that apply to none of `others`. Return (number of rows, description) pairs, or [] if impossible.
 
-    If one conjunction of patterns matches all `rows`, return one pair. Otherwise, split `rows` by the values of one key into at
-    most MAX_PARTS parts, and return a pair for each part.
+    If one conjunction of patterns describes all `rows`, return one pair. Otherwise, split `rows` by the values of one key into
+    at most MAX_PARTS parts, and return a pair for each part.
     """
     if not rows or not others:
         return []
@@ -197,8 +197,8 @@ def _conjunction(rows: Sequence[Values], others: Sequence[Values], keys: Sequenc
 
 
 def _pattern(key: str, rows: Sequence[Values], others: Sequence[Values]) -> _Pattern | None:
-    """Return a pattern for a key's values in `rows`. Return None if a row lacks the key, if the pattern would match all known
-    values, or if there are more than MAX_VALUES values that neither `>=` nor `<=` can describe."""
+    """Return a pattern for a key's values in `rows`: `>=`, `<=` or a list of at most MAX_VALUES values. Return None if this is
+    impossible, if a row does not have the key, or if the pattern would match all known values."""
     everywhere = {text(row[key]): row[key] for row in (*rows, *others) if key in row}
     mine = {text(row[key]): row[key] for row in rows if key in row}
     if not all(key in row for row in rows) or len(mine) == len(everywhere):
