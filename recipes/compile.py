@@ -75,7 +75,7 @@ class TorchCompile(Compile):
     fullgraph: bool | Literal["auto"]
     """true: a graph break is an error; auto: true unless FSDP units are inside the compiled region."""
     allow_buffer_reuse: bool
-    """Whether inductor stores new results in the memory of dead tensors. This saves memory, but adds dependencies."""
+    """Whether inductor stores new results in the memory of dead tensors, to save memory."""
 
     @model_validator(mode="after")
     def _mode_needs_inductor(self) -> TorchCompile:
@@ -140,7 +140,7 @@ class PerBlock(TorchCompile):
 
 
 class WholeModel(TorchCompile):
-    """Compilation of the whole model into one graph, or into as few graphs as communication allows."""
+    """Compilation of the whole model. It becomes one graph, or several graphs if communication breaks it."""
 
     def compile_model(self, model: nn.Module, *, contains_units: bool) -> None:
         model.compile(**self._arguments(contains_units))

@@ -71,7 +71,7 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare the keys of a section. If the section is a group, yield the class of `kind` first."""
+    """Yield the classes that may declare keys of a section: the section and, if it is a group, its options, `kind` first."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

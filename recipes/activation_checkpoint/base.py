@@ -48,7 +48,7 @@ class ActivationCheckpoint(Option):
 
     @property
     def recomputes_attention(self) -> bool:
-        """Whether compiled code recomputes attention. False if checkpointing outside compiled code recomputes whole blocks."""
+        """Whether attention is recomputed inside compiled code. Options applied outside compiled code return False."""
         return False
 
     @property
@@ -160,7 +160,7 @@ class SelectiveOp(Recompute):
         return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
-        """Return the policy for one forward pass and its recomputation. The policy counts calls separately in the two."""
+        """Return a policy for one forward pass and its recomputation. The policy counts the calls in each pass separately."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}
@@ -185,7 +185,7 @@ class MemoryBudget(ActivationCheckpoint):
     """The compiler chooses the activations to save within a memory budget (functorch's knapsack partitioner)."""
 
     budget: float = Field(ge=0, le=1)
-    """Activation memory allowed, as a fraction of compiled code's default. 0 recomputes all activations, 1 changes nothing."""
+    """Activation memory allowed, as a fraction of what compiled code saves by default. 0 recomputes all; 1 is the default."""
 
     def configure(self) -> None:
         import torch._functorch.config

@@ -23,7 +23,7 @@ class Saver(Protocol):
 
 
 class Checkpoint(Option):
-    """Base class of the options. With each option, a run continues from the newest checkpoint in its run directory."""
+    """Base class of the options. With any of them, a run continues from the newest checkpoint in its run directory."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.checkpoint.base:NoCheckpoint",
@@ -68,7 +68,7 @@ class DCP(Checkpoint):
 
 class DCPAsync(DCP):
     """
-    The same files as `dcp`, written in the background. Training waits only for the copy to host memory and for an earlier save.
+    The same files as `dcp`, written in the background. To save, training waits for the previous save and a copy to host memory.
 
     At its first save, every rank allocates host memory for a copy of its shards. Later saves reuse this memory.
     """

@@ -3,8 +3,8 @@
     checkpoints/step-00000010/    .metadata, one .distcp file per rank, and checkpoint.json, written last
     checkpoints/.tmp-.../         a checkpoint being written or removed; deleted if a killed run left it behind
 
-A directory gets its final name once its contents are complete and synced. The sizes and checksums in checkpoint.json reveal
-later damage, and data that the file system lost despite fsync.
+A directory gets its final name once its contents are complete and synced. If files are damaged
+later, or the file system loses data despite fsync, the sizes or checksums differ from those in checkpoint.json.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
     """
     Return the good checkpoints in `own`, newest first, or in `load` if `own` has none. Also return warnings about bad ones.
 
-    Raises ConfigError if `own` contains only unusable checkpoints, one of them in another format, or if `load` is needed but
-    contains no good checkpoint.
+    Raises ConfigError if `own` has no good checkpoint, but one in another format. Also raises ConfigError if `load` is given
+    and neither directory has a good checkpoint.
     """
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
@@ -232,7 +232,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | None:
     """
-    Return the newest checkpoint whose checksums all match, the same on every rank, or None if the run starts from step 1.
+    Return the newest checkpoint whose checksums all match, or None to start from step 1. All ranks return the same.
 
     Each rank verifies its share of the files. Raises ConfigError on every rank if `load` contains no good checkpoint.
     """

@@ -73,7 +73,7 @@ class ChecksummedWriter(FileSystemWriter):
 
 
 class DCPSaver:
-    """The `Saver` of `dcp` and `dcp_async`. If `in_background`, training waits only for a copy to host memory, allocated once."""
+    """The `Saver` of `dcp` and `dcp_async`. in_background: save as `dcp_async` does."""
 
     def __init__(
         self, folder: Path, training: Training, every: int, keep: int | None, *, in_background: bool = False
@@ -141,7 +141,7 @@ class DCPSaver:
 
     @contextmanager
     def _explained(self, step: int) -> Iterator[None]:
-        """If DCP fails, which it reports on every rank, remove the partial checkpoint and raise NotSaved."""
+        """If DCP fails, remove the partial checkpoint and raise NotSaved. DCP reports a failure on every rank."""
         try:
             yield
         except CheckpointException as error:
@@ -155,7 +155,7 @@ class DCPSaver:
 
 
 def staging_options(model: nn.Module) -> StagingOptions:
-    """Return the options for copying a model's state to host memory. On CUDA, all copies are issued before the host waits."""
+    """Return the options for copying a model's state to host memory. On CUDA, all copies are issued before any is awaited."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     return StagingOptions(
         # Pinned memory is kept per tensor, and FSDP1 creates new tensors for every state dict.

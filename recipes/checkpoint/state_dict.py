@@ -2,8 +2,8 @@
 Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors of any layout, and load checkpoints.
 
 With FSDP1 and tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
-`_UnevenShards` corrects this for parameters. Optimizer state tensors have the shapes of their parameters. So, to read or write
-a state tensor, the parameter temporarily holds its values and is itself read or written.
+`_UnevenShards` corrects this, but only for parameters. An optimizer state tensor has the shape of its parameter. To read it, its
+values are copied into the parameter, and the parameter is read. Writing works the other way round.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn
 
 
 def _state_keys(optimizer: torch.optim.Optimizer) -> tuple[list[str], list[str]]:
-    """Return the keys of scalars in the optimizer state, and the keys of tensors with the parameter's shape."""
+    """Return two lists of keys in an optimizer's state: keys of scalars such as `step`, and of tensors such as `exp_avg`."""
     found = {key: value.dim() for state in optimizer.state.values() for key, value in state.items()}
     return sorted(key for key in found if not found[key]), sorted(key for key in found if found[key])
 

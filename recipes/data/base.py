@@ -36,8 +36,8 @@ class Sequences(Protocol):
         """
         Return facts for the run record, as JSON values. `different_data` compares two runs by some of these facts.
 
-        `different_data` always compares `tokenizer_hash`. It also compares `corpus_hash`, of the whole text, if both records are
-        `complete`, and otherwise `beginning_hash`, of the tokens that must be available before training can begin.
+        `tokenizer_hash` is always compared. If both records are `complete`, so is `corpus_hash`, the hash of the whole text.
+        Otherwise, so is `beginning_hash`, the hash of the tokens that must be available before training can begin.
         """
 
 

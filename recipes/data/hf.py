@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class HuggingFace(PackedText):
-    """A split of a data set on the hub, in its order. Text is downloaded once, and its tokens are cached."""
+    """One split of a data set on the hub. Rows are read in order. Text is downloaded once, and its tokens are cached."""
 
     name: str
     """Name on the hub, such as `allenai/c4`, or a local directory that `datasets` can load."""
@@ -82,7 +82,7 @@ class HuggingFace(PackedText):
 
 
 def why_unreachable() -> str:
-    """Return why the hub or its mirror is unreachable, or "" if it is reachable. The hub's client would retry before it fails."""
+    """Return why the hub or its mirror is unreachable, or "" if it is reachable. Unlike the hub's client, do not retry."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported, but lazily
 

@@ -21,7 +21,7 @@ class Loader:
     A prefetching loader. Step s, counted from 1, gets sequences (s - 1) * global_batch to s * global_batch - 1 under any layout.
 
     Data-parallel rank r takes slice r of `ranks` equal slices, and splits it into consecutive micro batches. `shift` is added
-    to every sequence index. It is nonzero if a run is resumed whose earlier steps had another global batch size.
+    to every sequence index. It is nonzero if the run was resumed with a different global batch size.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Loader:
         return micro_batches(rows, self._micro_batch)
 
     def close(self) -> None:
-        """Stop the thread. If it still waits for data after 1 s, leave it: as a daemon, it does not keep the process alive."""
+        """Stop the thread. Wait for it at most 1 s, because a daemon thread does not keep the process alive."""
         self._closed = True
         with suppress(Empty):
             self._ready.get_nowait()  # lets a thread that waits for room in the queue continue

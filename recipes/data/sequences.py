@@ -14,7 +14,7 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length, sequence_count
 
 HASHED_TOKENS = 1 << 20
-"""Number of tokens, from the beginning of the data, whose hash identifies the data as long as not all data has been read."""
+"""Maximum number of tokens, from the beginning of the data, that `beginning_hash` covers."""
 PROGRESS_POLL_S = 0.05
 PRODUCER_TIMEOUT_S = 10.0
 """Seconds after which readers of an incomplete cache entry give up if no producer holds the entry's lock."""
@@ -26,7 +26,7 @@ class PackedSequences:
 
     The permutation is blockwise: with S = shuffle, block b holds sequences b * S to b * S + S - 1, shuffled by (seed, epoch, b).
     A block is available as soon as its tokens are packed, and does not depend on later tokens. If shuffle is None, all data is
-    one block, available once everything is packed. An epoch is all data, so until then, every sequence belongs to epoch 0.
+    one block. An epoch is one pass over all data. Until all data is packed, every available sequence belongs to epoch 0.
     """
 
     def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None) -> None:

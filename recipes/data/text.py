@@ -27,7 +27,7 @@ SAMPLE_CHARACTERS = 8_000_000
 BATCH_CHARACTERS = 256_000
 """Approximate number of characters tokenised in one batch."""
 RECORD_INTERVAL_S = 0.5
-"""Seconds between two progress records, and so about the most work that a killed producer loses."""
+"""Seconds between two progress records. A killed producer loses about this much work at most."""
 Position = dict[str, Any]
 """A position in a source of documents, as JSON values. {} is the start."""
 
@@ -236,6 +236,6 @@ def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
 
 
 def missing_column(column: str, columns: list[str], file: str = "") -> ConfigError:
-    """Return the error for a missing column. `file` is the file's name if there are several."""
+    """Return the error for a missing column. file: name of the file, or "" to leave it out of the message."""
     hint, where = did_you_mean(column, columns), f" in '{file}'" if file else ""
     return ConfigError(f"data.field: no column '{column}'{where}.{hint} Columns: {', '.join(columns)}")

@@ -34,7 +34,7 @@ class PackProgress:
     tokens: int = 0
     documents: int = 0
     complete: bool = False
-    """Whether all data is packed. The length of an epoch is not known before."""
+    """Whether all data is packed. Only then is the length of an epoch known."""
     error: str = ""
     """Error message of the last producer, or "" if it did not fail."""
     vocab: int = 0
@@ -96,7 +96,7 @@ class CacheEntry:
 
     @contextmanager
     def lock(self, *, wait: bool = True, exclusive: bool = True) -> Iterator[bool]:
-        """Take the lock and yield True, or yield False if it is taken and `wait` is false. A process's locks end with it."""
+        """Take the lock and yield True. If `wait` is false and the lock is taken, yield False. A dead process holds no lock."""
         how = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
         with ExitStack() as stack:
             try:
