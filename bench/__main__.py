@@ -245,7 +245,6 @@ def _but(arguments: list[str], key: str) -> list[str]:
 
 
 def main() -> None:
-    """Run the benchmarks named on the command line, or all."""
     known = {
         "throughput": throughput,
         "first_step": first_step,

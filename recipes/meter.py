@@ -29,7 +29,7 @@ class Meter(Protocol):
     """The reporting interface. Reading metrics is a collective, so every rank must call these methods in the same order."""
 
     def doing(self, phase: Phase) -> None:
-        """Report that a phase begins that may take long. Not a collective."""
+        """Report the start of a phase that may take long. Not a collective."""
 
     def started(
         self,
@@ -41,7 +41,7 @@ class Meter(Protocol):
         attention_flops_per_token: int,
         describe_data: Callable[[], dict[str, Any]],
     ) -> None:
-        """Report that the first step is about to begin. Counts are for the full model. active_params: those a token uses."""
+        """Report that the first step begins. Counts are for the full model. active_params: parameters that a token uses."""
 
     def resumed(self, step: int, tokens: int) -> None:
         """Report that the run continues after `step`, having consumed `tokens`. Called before `started`."""
@@ -68,5 +68,5 @@ class Meter(Protocol):
         Raises FloatingPointError if a loss or gradient norm since the last reading of metrics is not finite.
 
         All tensors are 0-d and on the device. loss: this rank's mean token loss; grad_norm: global gradient norm before clipping;
-        tokens: tokens of all ranks; observed: further figures, by their keys in events.jsonl, which are the same at every step.
+        tokens: tokens of all ranks; observed: further figures, by key in events.jsonl. The keys are the same at every step.
         """

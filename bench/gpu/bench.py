@@ -35,7 +35,6 @@ class Job(NamedTuple):
     part: str
     what: str
     devices: int
-    """Number of devices that the row needs."""
     run: Callable[[dict[str, str]], Result]
     """Function that runs the row, given additional environment variables such as CUDA_VISIBLE_DEVICES."""
 

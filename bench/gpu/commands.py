@@ -65,7 +65,6 @@ class Commands:
         return Ended(code, log, begin, time.monotonic() - clock)
 
     def meshrunner(self, name: str, *arguments: str, **environment: str) -> Ended:
-        """Run `meshrunner ARGUMENTS`."""
         return self.run(name, *MESHRUNNER, *arguments, **environment)
 
     def stop(self) -> None:
@@ -76,7 +75,6 @@ class Commands:
 
     @property
     def over(self) -> bool:
-        """Whether the time is up."""
         return time.monotonic() >= self.until
 
 

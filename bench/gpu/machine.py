@@ -51,7 +51,6 @@ class Machine(NamedTuple):
         return 1 if self.gpus == 1 else 2
 
     def describe(self) -> str:
-        """Describe the machine in one line."""
         what = (
             f"{self.gpus} x {self.name}, {self.memory_gib:.0f} GiB, " if self.memory_gib else f"{self.name}, no GPU, "
         )

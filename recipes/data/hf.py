@@ -54,7 +54,6 @@ class HuggingFace(PackedText):
         return f"data.name: no text in '{self.name}', split '{self.split}', column '{self.field}'; choose another split or column"
 
     def load(self) -> IterableDataset:
-        """Return the data set in streaming mode."""
         from datasets import load_dataset
 
         if not Path(self.name).is_dir() and (why := why_unreachable()):

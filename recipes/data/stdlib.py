@@ -55,7 +55,6 @@ class Stdlib(PackedText):
 
 
 def library() -> Path:
-    """Return the directory of the standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 

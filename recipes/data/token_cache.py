@@ -38,7 +38,6 @@ class PackProgress:
     error: str = ""
     """Error message of the last producer, or "" if it did not fail."""
     vocab: int = 0
-    """Vocabulary size of the tokenizer."""
     tokenizer: str = ""
     """SHA-256 of tokenizer.model."""
     corpus: str = ""
@@ -112,7 +111,6 @@ class CacheEntry:
             yield locked
 
     def is_locked(self) -> bool:
-        """Return whether a process holds the lock."""
         if not self.folder.is_dir():
             return False
         with self.lock(wait=False, exclusive=False) as free:

@@ -58,7 +58,7 @@ class ChunkedLoss(Loss):
     """
 
     tokens: Count
-    """Tokens per chunk on one device. Every chunk has at least one position of every sequence, even if that is more tokens."""
+    """Tokens per chunk on one device. A chunk has the same positions of every sequence, so at least `micro_batch` tokens."""
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         from meshrunner.recipes.loss import chunked

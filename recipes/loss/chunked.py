@@ -104,7 +104,7 @@ def _local(loss: Tensor) -> Tensor:
 
 
 class _GradientCarrier(Function):
-    """A placeholder for the weight, whose gradient is fp32. In forward, it is one element expanded to the weight's shape."""
+    """A placeholder that receives the weight's gradient in fp32. In forward, it is one zero expanded to the weight's shape."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Model(Option):
 
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> Flops:
-        """Return training FLOPs per token, for sequences of `seq_len` tokens: 6 per active trained weight, plus attention."""
+        """Return training FLOPs per token: 6 for each trained weight that a token uses, plus attention over `seq_len` tokens."""
 
     @property
     def ties_embeddings(self) -> bool:
@@ -54,7 +54,7 @@ class Model(Option):
         return 0
 
     def inactive_parameters(self) -> int:
-        """Return the number of parameters that one token does not use, such as those of experts to which it is not routed."""
+        """Return the number of parameters that a token does not use, such as the parameters of experts it is not routed to."""
         return 0
 
     def is_frozen(self, name: str) -> bool:
@@ -70,7 +70,7 @@ class Model(Option):
         return [] if expert == 1 else ["parallelism.expert: this model has no experts; use parallelism.expert=1"]
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
-        """Return the reasons why matmuls split over `tensor` devices refuse elements of `element_bytes`, or [] if they do not."""
+        """Return a sentence for each size that, split over `tensor` devices, breaks the alignment of grouped matmuls."""
         return []
 
     def on(self, device_type: str) -> Self:
@@ -87,7 +87,7 @@ class Model(Option):
         return 0
 
     def at_depth(self, blocks: int) -> Self | None:
-        """Return this model with `blocks` blocks, all identical except the leading ones, or None if the depth cannot change."""
+        """Return this model with `blocks` blocks, all identical after `first_blocks`, or None if the depth cannot change."""
         return None
 
     def first(self, blocks: int) -> Self | None:

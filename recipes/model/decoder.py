@@ -13,7 +13,7 @@ from meshrunner.recipes.model.base import Flops, Model
 from meshrunner.recipes.option import Count, Section, whole
 
 ALIGNMENT = 16
-"""Alignment in bytes. The row size in a grouped matmul (torch.nn.functional.grouped_mm) must be a multiple of it."""
+"""Number of bytes that must divide the size of each row in a grouped matmul (torch.nn.functional.grouped_mm)."""
 
 
 class RopeScaling(Section):
@@ -126,7 +126,7 @@ class Decoder(Model):
             )
 
     def weights(self) -> Iterator[tuple[str, int]]:
-        """Yield, for each use of a weight in forward, its name and the number of its elements that multiply each token."""
+        """Yield (name, number of elements that a token uses) for each weight. A weight used twice in forward is yielded twice."""
         network = self.on_meta(seq_len=1)
         names = {parameter: name for name, parameter in network.named_parameters()}
         for module in network.multiplied_modules():
@@ -156,7 +156,7 @@ class Decoder(Model):
         return Flops(total + attention, attention)
 
     def other_flops(self, name: str) -> int:
-        """Return the forward FLOPs per token of operations to count with a weight, besides its matmul and attention."""
+        """Return the forward FLOPs per token, other than matmuls and attention, to count for the weight `name`."""
         return 0
 
     @property
@@ -171,7 +171,7 @@ class Decoder(Model):
         return sum(p.numel() - network.active_elements(name) for name, p in network.named_parameters())
 
     def split_keys(self) -> list[str]:
-        """Return the keys of all sizes that the number of tensor-parallel ranks must divide, except sizes of experts."""
+        """Return the keys of sizes, except expert sizes, that must be multiples of the number of tensor-parallel ranks."""
         return ["n_heads", "n_kv_heads"]
 
     def tensor_problems(self, tensor: int) -> list[str]:

@@ -49,7 +49,7 @@ class Initialiser:
     device: torch.device
 
     def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
-        """Allocate and initialise a network on meta or its wrapper. offload: keep parameters, but not buffers, on the host."""
+        """Move `model` off meta and set its initial values. offload: keep parameters, but not buffers, on the host."""
         model.to_empty(device="cpu" if offload else self.device)
         if offload:
             for module in model.modules():
@@ -101,7 +101,7 @@ class Initialiser:
 
 
 def _narrowed(value: Tensor, own: list[range]) -> Tensor:
-    """Return a view restricted to the indices `own[dim]` of each dimension. Fake CUDA tensors do not support slices."""
+    """Return a view of the indices `own[dim]` of each dimension. `narrow` is used because fake CUDA tensors cannot be sliced."""
     for dim, indices in enumerate(own):
         value = value.narrow(dim, indices.start, len(indices))
     return value

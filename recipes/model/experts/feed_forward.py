@@ -1,7 +1,7 @@
 """Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
-No token is dropped: rows are sorted by expert, multiplied group by group, and returned to their order. A block returns the
-number of tokens per expert for its caller to sum. A counter in the block would count tokens again during recomputation.
+No token is dropped: rows are sorted by expert, multiplied group by group, and returned to their order. A block returns its
+tokens per expert, and its caller sums them. A counter in the block would count tokens again during recomputation.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
 
 
 class GroupedExperts(nn.Module):
-    """One block's SwiGLU experts on this rank. Each parameter stacks one matrix of every expert."""
+    """The SwiGLU experts of one block on this rank. Each parameter stacks one matrix per expert: [experts, in, out]."""
 
     ranks = 1
-    """Number of expert-parallel ranks. Data parallelism does not average over these, so backward divides by their number."""
+    """Number of expert-parallel ranks. Data parallelism does not average gradients over them, so backward divides by `ranks`."""
 
     def __init__(self, number: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class SharedExpert(FeedForward):
     """The expert that every token passes through."""
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Split the expert's width. Its partial output is summed over ranks later, together with that of the routed experts."""
+        """Split the expert's width. Its partial output is added to that of the routed experts, then summed over ranks."""
         split = matmul_styles(("w1", "w3"), "w2", sequence_parallel=False)
         return {**split, "w2": RowwiseParallel(output_layouts=Partial())}
 
@@ -136,7 +136,7 @@ class ExpertFeedForward(nn.Module):
         self.shared = SharedExpert(dim, config.shared_ffn_dim) if config.shared_ffn_dim else None
 
     def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the output, like x [batch, seq, dim], this rank's tokens per expert, [experts], int64, and the balance loss."""
+        """Return the output, [batch, seq, dim]; this rank's tokens per expert, [experts], int64; and the balance loss, 0-d."""
         mesh = self.tensor_mesh
         if mesh is None:
             return self._route(x, bias)
@@ -173,13 +173,13 @@ class ExpertFeedForward(nn.Module):
 
 
 def on_all_ranks(x: Tensor, mesh: DeviceMesh, placement: Placement) -> Tensor:
-    """Return the whole tensor of which `x` is this rank's part, under `placement`. Backward sums the ranks' gradients."""
+    """Return the full tensor. x: this rank's part, as described by `placement`. Backward sums the ranks' gradients."""
     shard = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement])
     return shard.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
 
 def split_over_experts(network: Network, mesh: DeviceMesh) -> None:
-    """Shard the experts of every block over the `expert` dimension of the mesh. Modifies the network, on meta, in place."""
+    """Shard the experts of every block over the `expert` dimension of the mesh, in place. The network is on meta."""
     network.expert_mesh = mesh
     group = mesh.get_group("expert")
     for module in network.modules():

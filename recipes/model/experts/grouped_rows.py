@@ -38,7 +38,7 @@ class _Permute(torch.autograd.Function):
 
 
 def permute(x: Tensor, order: Tensor, inverse: Tensor, copies: int = 1) -> Tensor:
-    """Repeat each row of `x` `copies` times and index the rows by `order`: [rows x copies, dim]. inverse: inverse of `order`."""
+    """Repeat each row of `x` `copies` times, then index by `order`: [rows x copies, dim]. inverse: `inverse_of(order)`."""
     # Autograd's backward of indexing would add up gradients row by row. That is slow on a GPU, and not deterministic.
     return _Permute.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
 
@@ -47,7 +47,7 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
     """
     Send rows, [rows, dim], to the ranks that hold their experts, apply the experts there, and return the results.
 
-    experts: this rank's `GroupedExperts`; load: number of this rank's rows for each expert of any rank, [experts].
+    experts: this rank's `GroupedExperts`; load: this rank's rows for each expert, here or on other ranks, [experts].
     """
     ranks = group.size()
     with torch.no_grad():
@@ -83,8 +83,8 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """
     Multiply each row by the weights of the row's group: [rows, out].
 
-    x: [rows, in], sorted by group. Groups may be empty. weights: [groups, in, out], in the dtype of x. Rows of `in` or `out`
-    elements must be multiples of 16 bytes. ends: index of the row after the last row of each group, [groups], int32.
+    x: [rows, in], sorted by group. Groups may be empty. weights: [groups, in, out], in the dtype of x. Both `in` and
+    `out` elements must fill a multiple of 16 bytes. ends: index of the row after the last row of each group, [groups], int32.
     """
     if x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)

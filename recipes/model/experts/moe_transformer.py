@@ -33,7 +33,7 @@ class MoETransformer(Transformer):
     expert_bias: Tensor
 
     def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module], experts: Experts | None) -> None:
-        """blocks: those whose `feed_forward` is an `ExpertFeedForward` are called with the signature of `ExpertBlock.forward`."""
+        """blocks: a block whose `feed_forward` is an `ExpertFeedForward` is called like an `ExpertBlock`."""
         super().__init__(config, seq_len, blocks)
         self.experts = experts
         self.rows: dict[int, int] = {}
@@ -45,7 +45,7 @@ class MoETransformer(Transformer):
             self.register_buffer("expert_bias", torch.empty(len(self.rows), experts.number))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or the cross entropy if targets are given. Its gradient includes the gradient of the balance loss."""
+        """Return logits, or the cross entropy if targets are given. Backward also computes the gradient of the balance loss."""
         x, balance = self.through_blocks(self.tok_embeddings(tokens), self.positions(tokens), count=targets is not None)
         x = self.norm(x)
         if targets is None:

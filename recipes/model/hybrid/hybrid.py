@@ -1,4 +1,4 @@
-"""Configuration of hybrid decoders. A string has one letter per block, for its kind. The network is in `hybrid_transformer`."""
+"""Configuration of hybrid decoders. Each letter of `pattern` is the kind of a block. The network is in `hybrid_transformer`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MambaConfig(Section):
     conv: Annotated[int, whole(at_most=2**10)] = 4
     """Width of the convolutions in tokens."""
     chunk: Annotated[int, whole(at_most=2**16)] = 128
-    """Tokens per chunk. One matmul relates all tokens of a chunk. The chunk size does not change the result."""
+    """Tokens per chunk. Matmuls process the tokens of a chunk together. The chunk size does not change the result."""
     kernel: Literal["auto", "torch", "fused"] = "auto"
     """fused: the CUDA kernel of package mamba_ssm; torch: matmuls in plain torch; auto: fused if available, else torch."""
 
@@ -65,7 +65,7 @@ class MultiToken(Section):
 
 
 class Hybrid(Decoder):
-    """A decoder with blocks of one mixer or one feed-forward network, such as Nemotron-H, Jamba and Megatron-LM hybrids."""
+    """A decoder with one layer per block: Mamba-2, attention, feed-forward or experts, as in Nemotron-H and Megatron-LM."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=2_000)]
     """One letter per block: M Mamba-2, * attention, - feed-forward, E experts. Every block has a norm and a residual."""

@@ -128,7 +128,7 @@ class HybridTransformer(MoETransformer):
         self.mtp = nn.ModuleList(PredictionBlock(config) for _ in range(config.mtp.depth))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or the next token's cross entropy if targets are given. Its gradient includes those of other losses."""
+        """Return logits, or the next token's cross entropy if targets are given. Backward includes all other losses."""
         rope, rows = self.positions(tokens), [tokens]
         if targets is not None:
             rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]
@@ -191,7 +191,7 @@ class HybridTransformer(MoETransformer):
 
 
 def further(targets: Tensor, ahead: int) -> Tensor:
-    """Return targets that are `ahead` tokens further on. At the end of a sequence, they are unknown and become IGNORED."""
+    """Return targets that are `ahead` tokens further on. The last `ahead` targets of a sequence are unknown: IGNORED."""
     # The length stays the same, because under sequence parallelism a rank holds a shard of every sequence.
     known = torch.arange(targets.shape[1], device=targets.device) < targets.shape[1] - ahead
     return torch.where(known, targets.roll(-ahead, 1), IGNORED)
