@@ -47,7 +47,7 @@ def test_show_knows_every_class_of_block(tmp_path: Path) -> None:
     assert len(ended.out.splitlines()) <= SCREEN
     said = " ".join(ended.out.split())
     for block in ("MambaBlock", "AttentionBlock", "FeedForwardBlock", "ExpertsBlock", "PredictionBlock"):
-        assert f"{block} 0.00 MiB of " in said
+        assert f"each {block} keeps 0.00 MiB for backward" in said
     assert "mamba.scan.a_log, mamba.scan.dt_bias, mamba.scan.d, feed_forward.router.weight" in said
 
 
