@@ -101,13 +101,13 @@ class Recompiles(Faulty):
 
     def network(self, seq_len: int) -> Transformer:
         network = super().network(seq_len)
-        object.__setattr__(self, "_network", network)
+        vars(self).setdefault("built_networks", []).append(network)  # counting FLOPs builds another one
         return network
 
     def fail(self) -> None:
-        network: Transformer = self._network  # type: ignore[attr-defined]
-        for name in network.block_names():
-            network.get_submodule(f"{name}.attention_norm").eps *= 2
+        for network in vars(self)["built_networks"]:
+            for name in network.block_names():
+                network.get_submodule(f"{name}.attention_norm").eps *= 2
 
 
 class SlowReadOut(Faulty):
