@@ -213,7 +213,7 @@ def test_a_killed_command_leaves_no_temporary_file(moment: str, folder: Path, sh
     with Command(*RUN[1:], *SLOW, "tracker=wandb", cwd=folder, TMPDIR=str(short)) as command:
         if moment == "step":
             command.until(lambda: steps_done(folder / "out") >= 5)
-        command.until(lambda: list(short.glob("meshrunner-*/tracker-*")))
+        command.until(lambda: read(folder / "out" / "tracker.json").get("phase") and list(short.glob("meshrunner-*/*")))
         command.process.kill()
         command.process.wait()
         command.check_nobody_left()
