@@ -171,7 +171,7 @@ def test_resume_executes_a_directory_as_it_stands(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [row["train/loss"] for row in read_events(again)] == [row["train/loss"] for row in rows]
     done = meshrunner(tmp_path, "resume", str(again))
-    assert done.returncode == 0 and "nothing to do" in done.stdout
+    assert done.returncode == 0 and "again is completed; nothing to do" in done.stdout
 
 
 def test_a_sweep_skips_what_cannot_work_and_runs_the_rest(tmp_path: Path) -> None:

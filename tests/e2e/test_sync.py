@@ -83,7 +83,7 @@ def test_a_run_that_is_being_executed_waits(sweep: Path, capsys: Output) -> None
     claim(sweep / "000_a")
     assert sync("sweep/000_a") == 0
     out, err = capsys.readouterr()
-    assert "sweep/000_a: it is still running" in err
+    assert "skipping sweep/000_a: it is still running, so its record is incomplete" in err
     assert out == "nothing to upload: 1 still running\n"
 
 

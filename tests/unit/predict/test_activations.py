@@ -193,7 +193,8 @@ class Looks(Llama):
     [
         Said(
             (SELECTIVE,),
-            "selective_op, 6 of 6 blocks; each keeps 7.03 MiB for backward in addition to its input (",
+            "selective_op, 6 of 6 blocks; each keeps 7.03 MiB for backward in addition to its input "
+            "(21.04 MiB without recomputation)",
         ),
         Said((FULL, "parallelism.cpu_offload=true"), "is not known: parallelism.cpu_offload moves"),
         Said(
