@@ -62,7 +62,7 @@ class Experts(Section):
     training objective (DeepSeek-AI 2024, V3). `train/loss` does not include this loss. none: no balancing.
     """
     balance_rate: float = Field(default=1e-3, gt=0)
-    """With balance=bias, the amount by which a bias changes per step; with sequence_loss, the weight of that loss."""
+    """Change of a bias per step with balance=bias; weight of the auxiliary loss with balance=sequence_loss."""
 
     @model_validator(mode="after")
     def _routable(self) -> Experts:

@@ -220,7 +220,7 @@ def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
     for name, parameter in network.named_parameters(remove_duplicate=False):
         users.setdefault(parameter, []).append(name)
     found: dict[str, list[str]] = {}
-    for names in (names for names in users.values() if len(names) > 1):
+    for names in filter(lambda names: len(names) > 1, users.values()):
         for name in names:
             for module in accumulate(name.split(".")[:-1], "{}.{}".format):
                 if not all(other.startswith(f"{module}.") for other in names):
