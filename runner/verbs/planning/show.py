@@ -202,9 +202,11 @@ def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network
     parts = []
     for name, whole, kept in kinds:
         operators = ", ".join(f"{operator} {n} of {of}" for operator, (n, of) in kept.operators.items())
+        memory = "only its input for backward"
+        if kept.nbytes:
+            memory = f"{_bytes(kept.nbytes)} for backward in addition to its input"
         parts.append(
-            f"each{f' {name}' * (len(kinds) > 1)} keeps {_bytes(kept.nbytes)} for backward in addition to its input "
-            f"({_bytes(whole.nbytes)} without recomputation)"
+            f"each{f' {name}' * (len(kinds) > 1)} keeps {memory} ({_bytes(whole.nbytes)} without recomputation)"
             + (f", including the results of {operators}" * bool(operators))
         )
     return "; ".join([title, *parts])

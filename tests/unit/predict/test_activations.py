@@ -201,7 +201,7 @@ class Looks(Llama):
             (FULL, "model.kind=own_kept:Deep", "model.n_layers=65"),
             "is not known: tracing all 65 blocks would take too long",
         ),
-        Said((FULL, "model.kind=own_kept:Deep"), "full, 6 of 6 blocks; each keeps 0.00 MiB for backward"),
+        Said((FULL, "model.kind=own_kept:Deep"), "full, 6 of 6 blocks; each keeps only its input for backward"),
         Said((FULL, "model.kind=own_kept:Looks"), "values, but a trace has only shapes: RuntimeError: Tensor.item()"),
         Said(("activation_checkpoint=none",), "recompute: none, 0 of 6 blocks\n"),
     ],
