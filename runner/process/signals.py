@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -33,6 +35,8 @@ INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.
 """Signals that interrupt a run."""
 IGNORE_S = 15.0
 """Seconds after an interrupt during which further interrupts are ignored, so that the workers have time to end."""
+REPEAT_S = 0.01
+"""Seconds after which an interrupt that arrived in a finalizer is repeated."""
 
 
 def hold_stop_requests() -> None:
@@ -44,19 +48,29 @@ def hold_stop_requests() -> None:
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
     """Raise Interrupted, with `consequence` in the message, on INTERRUPTS. Then ignore further interrupts for IGNORE_S."""
-    last = float("-inf")
+    last, received = float("-inf"), 0
 
     def interrupt(number: int, _: object) -> None:
-        nonlocal last
+        nonlocal last, received
         now = time.monotonic()
         if now - last > IGNORE_S:
-            last = now
+            last, received = now, number
             raise Interrupted(f"by {signal.Signals(number).name}{consequence}")
 
+    def repeat(lost: sys.UnraisableHookArgs) -> None:  # Python drops exceptions that are raised in a finalizer
+        nonlocal last
+        if isinstance(lost.exc_value, Interrupted):
+            last = float("-inf")
+            threading.Timer(REPEAT_S, signal.pthread_kill, (threading.main_thread().ident, received)).start()
+        else:
+            report(lost)
+
     before = {name: signal.signal(name, interrupt) for name in INTERRUPTS}
+    report, sys.unraisablehook = sys.unraisablehook, repeat
     try:
         yield
     finally:
+        sys.unraisablehook = report
         for name, handler in before.items():
             signal.signal(name, handler)
 
