@@ -29,7 +29,7 @@ own: list[Path] = []
 
 @contextmanager
 def also_in(config_dir: str | None) -> Iterator[None]:
-    """Include the options in a user's --config-dir while the context is active. Raise ConfigError if that is missing."""
+    """Include the options in a user's --config-dir while the context is active. Raise ConfigError if config_dir is missing."""
     folder = Path(config_dir or ".").absolute()
     if not folder.is_dir():
         raise ConfigError(f"--config-dir: no such directory: {folder}")
@@ -66,7 +66,7 @@ def defaults() -> dict[str, str | None]:
 
 
 def options(group: str) -> dict[str, str]:
-    """Return the options of a group, default first, each with the first line of the comment at the top of its file."""
+    """Return a group's options, the default first. The values are the first lines of the comments at the top of their files."""
     names = [*_files(group), *(LAUNCHERS if group == LAUNCHER else ())]
     found = {name: about(group, name).split("\n")[0] for name in names}
     first = defaults().get(group)

@@ -20,7 +20,7 @@ class TraceProfile(Windowed):
     """
     Traces of some steps: trace/rank0.json.gz for Perfetto or chrome://tracing, and trace/table.json.
 
-    The step before the window warms the profiler up, because the first collection on CUDA starts slowly. The warm-up step is
+    The step before the profiling window warms the profiler up, because the first collection on CUDA starts slowly. This step is
     not traced and does not count towards throughput. The peak host memory of the run includes the profiler's own memory.
     """
 

@@ -29,14 +29,14 @@ READERS: dict[str, Callable[[Path], object]] = {
     files.CONFIG: lambda path: load_config(path.parent),
     files.OVERRIDES: lambda path: load_overrides(path.parent),
 }
-"""Functions that read a file, by file name. They raise ValueError or OSError if the file is damaged."""
+"""The function that reads each file of a run directory. It raises ValueError or OSError if that file is damaged."""
 RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
-"""The JSON files. A command that lists a thousand runs skips the YAML files: they take longer to read than all JSON files."""
+"""The JSON files. `inspect` reads only these by default: reading the two YAML files takes longer than reading all JSON files."""
 
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
     """
-    Return a message about the first damaged file ("" if none is damaged), and the records read: {Status: ..., Summary: ...}.
+    Return a message about the first damaged file ("" if none is damaged), and the undamaged records: {Status: ..., Summary: ...}.
 
     Only the files in `names` are read. A missing file does not count as damaged.
     """

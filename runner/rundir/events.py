@@ -88,7 +88,7 @@ def read_events(run_dir: Path) -> list[StepRow]:
     """
     Return one row per step of a run, ordered by step.
 
-    If a run resumes from the checkpoint of step 10, its new row of step 11 replaces all older rows of step 11 and later.
+    If a run resumes from the checkpoint of step 10, the new row of step 11 replaces the old rows of steps 11, 12, ...
     """
     rows: list[StepRow] = []
     for row in Tail(run_dir / EVENTS).read():

@@ -22,13 +22,13 @@ EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 LAYOUTS = "layouts.json"
-"""The layouts of a run. A layout is a set of settings that affect a step's time or memory, shared by consecutive attempts."""
+"""The layouts of a run. An attempt begins a new layout if a setting that affects a step's time or memory has changed."""
 PLAN = "plan.json"
 """The prediction made before the run began, as `meshrunner plan --json` prints it."""
 ERROR = "error.json"
 """The exit code and the error of the rank that failed first."""
 TRACKING = "tracker.json"
-"""The progress of a tracker. If a run has several trackers, `tracking` returns the file of each tracker."""
+"""The state of a run's tracker. If a run has several trackers, `tracking` returns the file of each tracker."""
 LOGS = "logs"
 DATA_LOG = f"{LOGS}/data.log"
 LAUNCHER_LOG = f"{LOGS}/launcher.log"
@@ -42,7 +42,7 @@ HPARAMS = f"{TENSORBOARD}/hparams"
 WANDB = "wandb"
 """Folder that the wandb library creates."""
 STOP_REQUEST = "preempt"
-"""File that slurm/run.sbatch writes when SLURM asks the job to stop: job id and number of requeues, such as `12.0`."""
+"""File that slurm/run.sbatch writes when SLURM asks the job to stop. The text `12.0` means job 12 after 0 requeues."""
 SLURM_JOB = "slurm.json"
 """The newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
@@ -109,7 +109,7 @@ def memory_profile(run_dir: Path, rank: int, ending: str) -> Path:
 
 
 def slurm_script(folder: Path, number: int | None = None) -> Path:
-    """Return the path of the submitted script. If a sweep needs several job arrays, `number` is the array's index."""
+    """Return the path of the submitted script. If a sweep needs several job arrays, `number` counts them from 0."""
     return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
 
 

@@ -12,13 +12,13 @@ TAIL_BYTES = 64 * 1024
 LINES = 12
 WIDTH = 200
 CURRENT = "Current thread"
-"""First words that faulthandler writes before the stack of the running thread."""
+"""Start of the line that faulthandler writes before the stack of the running thread."""
 FATAL = "Fatal Python error"
-"""First words that faulthandler writes when a process crashes."""
+"""Start of the line that faulthandler writes when a process crashes."""
 TERMINATED = re.compile(r"\s*what\(\):\s+(?:\[PG [^\]]*\] )?(.*)")
 """Line in which the C++ runtime reports an uncaught exception. Group 1 is the message without torch's `[PG ...]` prefix."""
 STACK_LINES = 200
-"""If a log continues for more than this number of lines after the start of its last stack, the process has survived."""
+"""If more lines than this follow the start of a log's last stack, the process kept running after it printed the stack."""
 
 
 def _tail(log: Path) -> list[str]:
@@ -53,7 +53,7 @@ def last_exception(log: Path) -> str:
 
 
 def last_lines(log: Path) -> list[str]:
-    """Return the lines of a log to show to a user: the start of the stack if the log ends with one, otherwise the last lines."""
+    """Return the lines of a log to show to a user: its last lines or, if a stack is at its end, the start of that stack."""
     lines = _tail(log)
     fatal = [i for i, line in enumerate(lines) if line.startswith(FATAL)]
     hung = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]

@@ -99,7 +99,7 @@ class JsonFile(BaseModel):
 
 
 class Environment(JsonFile):
-    """The content of `environment.json`: a run's versions, devices and environment variables, and values chosen for `auto`."""
+    """The content of `environment.json`: versions, devices, environment variables, and the value that replaced each `auto`."""
 
     host: Text | None = None
     command: list[Text] = []
@@ -159,7 +159,7 @@ class Failure(RankError):
 
 
 class Tracking(JsonFile):
-    """The content of `tracker.json`: the progress of a tracker."""
+    """The content of `tracker.json`: the state of a tracker."""
 
     run_id: Annotated[str, Field(pattern="^[0-9A-Za-z]{1,64}$")] | None = None
     """Id that all attempts and all trackers of a run share. The id is used in file names, hence the pattern."""

@@ -34,18 +34,18 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "final": lambda values: values[-1],
     "sum": sum,
 }
-"""Functions that compute the statistics named in `Figure.over_steps` from a figure's values, one value per row."""
+"""The function that computes each statistic of `Figure.over_steps`. Its argument contains one value of a figure per row."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
 
 class Layout(JsonFile):
-    """Settings that affect a step's time or memory, shared by consecutive attempts."""
+    """Settings that affect a step's time or memory. Consecutive attempts with equal settings share one Layout."""
 
     attempt: Count
     """The first attempt with this layout."""
     settings: dict[str, Any]
-    """Values by key. A key is a dotted configuration key, or the name of a device or version outside the configuration."""
+    """Values by dotted configuration key, plus the keys `device`, `world_size`, `threads` and `torch` (the version of torch)."""
 
 
 class Layouts(JsonFile):
@@ -60,7 +60,7 @@ class EarlierLayout(JsonFile):
     steps: tuple[Count, Count]
     """First and last step."""
     settings: dict[str, Any] | None = None
-    """The settings of the earlier layout that differ from the last layout; null if the earlier layout was not recorded."""
+    """Earlier values of the settings that differ from the last layout's settings; null if the earlier layout was not recorded."""
 
 
 class Recompilation(JsonFile):
@@ -114,15 +114,15 @@ def summarise(
     rows: list[StepRow], measure_after: int, started: float | None, attempt: int, layouts: Sequence[Layout] = ()
 ) -> Summary:
     """
-    Summarise the rows of a run. A figure is null if no row contains a value for it.
+    Return the summary of a run's rows. A figure is null if no row contains a value for it.
 
     If the run was resumed under another layout, the figures cover only the steps under the last layout, and
     `earlier_layouts` lists the layouts of the earlier steps.
 
     Args:
         rows: one row per step, ordered by step.
-        measure_after: number of steps at the beginning of each attempt that do not count towards throughput. Later steps do not
-            count either if torch compiled or a profiler ran during the step.
+        measure_after: number of steps at the beginning of each attempt that do not count towards throughput. Any step
+            during which torch compiled or a profiler ran does not count either.
         started: Unix time at which the last attempt began; None if unknown.
         attempt: number of the last attempt. The time to the first step of this attempt is measured from `started`.
         layouts: layouts of the run, in the order of attempts.
@@ -149,7 +149,7 @@ def summarise(
 
 
 def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepRow] | None = None) -> list[StepRow]:
-    """Return the rows of `among`, by default of `rows`, that count towards throughput. `summarise` explains which rows count."""
+    """Return the rows in `among` (default: `rows`) that count towards throughput. `summarise` explains which rows count."""
     begin: dict[int, int] = {}  # attempt -> its first step, because every attempt warms up again
     for row in rows:
         begin.setdefault(row.attempt, row.step)

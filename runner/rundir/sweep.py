@@ -46,7 +46,7 @@ class PlacedSweep(JsonFile):
 
 
 def run_names(sweep_dir: Path) -> list[str]:
-    """Return the distinct names of a sweep's run directories in the order of sweep.json, or sorted if sweep.json is damaged."""
+    """Return the distinct names of a sweep's run directories in the order of sweep.json. If it is damaged, sort by name."""
     if not is_sweep(sweep_dir):
         return []
     try:
@@ -82,7 +82,7 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """Return the keys whose overrides differ between runs. For a single combination, return its keys not on the command line."""
+    """Return the keys whose overrides differ between runs. For a single combination, omit those typed on the command line."""
     combinations = {tuple(overrides) for _, overrides in added}
     shared = set[str].intersection(*map(set, combinations)) if len(combinations) > 1 else set(sys.argv)
     keys = [key_of(override) for _, overrides in added for override in overrides if override not in shared]
@@ -107,14 +107,14 @@ def write_run_list(sweep_dir: Path) -> None:
 
 
 def run_labels(sweep_dir: Path) -> dict[str, str]:
-    """Return a label for each run directory's name. `#3 fsdp2 full repeat=2` has the combination's number and varying values."""
+    """Return run labels by directory name. `#3 fsdp2 full repeat=2` contains the combination's number and varying values."""
     varying = varying_overrides(sweep_dir)
     runs = Counter(map(tuple, varying.values()))
     return {name: _label(name, own, repeated=runs[tuple(own)] > 1) for name, own in varying.items()}
 
 
 def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
-    """Return, for each run directory's name, the overrides that not all runs share; [] if its overrides are not recorded."""
+    """Return the overrides that not all runs share, by run directory name. A run whose overrides are not recorded has []."""
     runs = PlacedSweep.read(sweep_dir / SWEEP).jobs
     overrides = {run.name: run.overrides for run in runs if run.overrides is not None}
     shared = set[str].intersection(*map(set, overrides.values())) if overrides else set[str]()

@@ -75,7 +75,7 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
     """
     Return the lines of slurm/run.sbatch. `options` and `extra` are added, and replace the script's options of the same names.
 
-    An element of `options` with a space is quoted. `extra` is not quoted: an element such as `--mail-type END` is two words.
+    An element of `options` that contains a space is quoted. Elements of `extra` are not quoted: `--mail-type END` is two words.
     """
     given = _names([*options, *extra])
     lines = [

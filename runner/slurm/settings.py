@@ -103,7 +103,7 @@ class Slurm(Section):
         return {key: value for key, value in plain(OmegaConf.create(text)).items() if key != "_target_"}
 
     def apply_to(self, composed: Composed) -> Composed:
-        """Set launch.nodes to `nodes` unless it is null. Raise ConfigError if launch.nodes was set to another value."""
+        """Set launch.nodes to `nodes` if `nodes` is not null. Raise ConfigError if launch.nodes was set to another value."""
         launch = composed.config["launch"]
         if self.nodes is None or launch["nodes"] == self.nodes:
             return composed
@@ -122,7 +122,7 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Return the expected workers per node. `auto` means one per GPU or, without GPUs, as many as on this machine."""
+        """Return the expected workers per node. `auto` means one per requested GPU, or this machine's number in CPU runs."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers

@@ -41,7 +41,7 @@ def submit_runs(
     Submit runs, or only print their scripts if `settings.dry_run` is set. If SLURM rejects a script, raise ConfigError.
 
     Args:
-        folder: the run directory or sweep directory. Runs of a sweep with the same numbers of nodes and GPUs form one job array.
+        folder: the run directory or sweep directory. Runs that request the same numbers of nodes and GPUs form one job array.
         names: names of a sweep's runs as in runs.txt, or () for a single run. A name's index is the run's task number.
     """
     arrays: dict[Nodes, dict[int | None, Path]] = {}
@@ -98,7 +98,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """Return the runs that are neither active nor finished; states in `rerun` are unfinished. Print other runs unless `quiet`."""
+    """Return the runs neither active nor finished. States in `rerun` count as unfinished. Print skipped runs unless `quiet`."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     tell: Callable[[str], object] = (lambda _: None) if quiet else say

@@ -31,7 +31,7 @@ from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 
 NAME_LENGTH = 100
 MAX_LISTED = 5
-"""Maximum number of problems listed in an error, and of jobs named per problem."""
+"""Maximum number of problems that an error lists, and maximum number of jobs that it names for each problem."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Target:
     """The machine or cluster that will execute the runs."""
 
     workers: Callable[[Experiment], int]
-    """Function that returns the workers per node, even if launch.workers=auto. May raise Incompatible or ConfigError."""
+    """Function that returns the workers per node and resolves launch.workers=auto. May raise Incompatible or ConfigError."""
     apply_to: Callable[[Composed], Composed] = lambda composed: composed
     """Function that adds the target's settings to a configuration. May raise ConfigError."""
     here: bool = True
@@ -192,7 +192,7 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
-    """Return the overrides that not all jobs share. Return all overrides of a single job: some sweepers pass jobs one by one."""
+    """Return the overrides that not all jobs share. For one job, return them all: some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared

@@ -1,4 +1,4 @@
-"""`sweep.exclude`: rules that select the combinations of a sweep to skip.
+"""`sweep.exclude`: rules for the combinations that a sweep skips.
 
 A rule is a line of conditions such as `activation_checkpoint=full micro_batch=8,16`. A rule matches a combination if all
 conditions match. A condition is a group with one or more options, or a key with one or more values, as on the command line.

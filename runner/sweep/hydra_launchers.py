@@ -181,7 +181,7 @@ def launch_place(
 
 
 def _job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
-    """Return each job's median objective. It is inf (-inf if maximized) if a run did not complete or has no objective."""
+    """Return the median objective of each job's runs, or inf (-inf to maximize) if a run did not complete or has no objective."""
     worst = math.inf if minimizes(config) else -math.inf
     returns = []
     for job in batch.combinations:

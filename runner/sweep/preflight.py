@@ -26,7 +26,7 @@ MAX_LISTED = 10
 
 
 def wanted(experiment: Experiment, *, here: bool) -> bool:
-    """Return whether to predict a run. CPU runs are predicted only on this machine (`here`) and if sweep.preflight=skip."""
+    """Return whether to predict a run. Predict CPU runs only if they start on this machine (`here`) and sweep.preflight=skip."""
     if experiment.sweep.preflight == "off":
         return False
     if isinstance(experiment.hardware, GPU):

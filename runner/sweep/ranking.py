@@ -31,7 +31,7 @@ class Ranked(NamedTuple):
 
 
 def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
-    """Predict and sort all combinations of a command line. Raise ConfigError if a sweep with this command line would."""
+    """Predict and sort all combinations of a command line. Raise ConfigError if `run -m` would reject the command line."""
     config = composer.compose_sweep()
     target = Target(lambda experiment: expected_devices(experiment).workers)
     batch = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target)

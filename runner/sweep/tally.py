@@ -20,7 +20,7 @@ class Tally:
     """Counts the runs of a sweep. The directory of a run is read once, after the run has ended."""
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
-        """Count the runs `run_dirs`: a sweep or, with an adaptive sweeper, one batch. `todo`: the runs to execute."""
+        """Count the runs in `run_dirs`: all runs of a sweep, or one batch of an adaptive sweeper. `todo`: the runs to execute."""
         self.labels = run_labels(run_dirs[0].parent)
         self.earlier = len(self.labels.keys() - {run_dir.name for run_dir in run_dirs})
         """Number of runs in earlier batches."""

@@ -182,7 +182,7 @@ def tags(choices: Mapping[str, str]) -> list[str]:
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """Return the known settings in a result of `described`, by dotted key. Options have keys like `model`, not `model.kind`."""
+    """Return the known settings in a dict from `described`, by dotted key. The key of an option is `model`, not `model.kind`."""
     options, versions = description.get("options", {}), description.get("versions", {})
     no_settings = ("directory", "host", "options", "versions")
     flat = flatten({key: value for key, value in description.items() if key not in no_settings})

@@ -1,7 +1,7 @@
 """The tracker process: passes the rows of `events.jsonl` to a tracker until the run has ended.
 
 The process reads only the directory, so it can also track a run or sweep that has already ended. If several trackers are set,
-MEMBER names the one to use; by default all are used.
+MEMBER is the name of the tracker to use. Without MEMBER, all trackers are used.
 
     python -m meshrunner.runner.trackers.follow RUN_OR_SWEEP_DIR [MEMBER]
 """

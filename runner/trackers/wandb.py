@@ -29,7 +29,7 @@ Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class Wandb(Tracker):
-    """W&B runs, one per run, with files in `RUN_DIR/wandb`. All attempts of a run share one W&B id."""
+    """One W&B run for each run, with files in `RUN_DIR/wandb`. All attempts of a run share one W&B id."""
 
     mode: Literal["offline", "online", "disabled"] = "offline"
     """offline: upload later with `meshrunner sync DIR`; online: needs `wandb login` or WANDB_API_KEY; disabled: no tracking."""

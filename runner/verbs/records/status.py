@@ -18,7 +18,7 @@ from meshrunner.runner.rundir import StepRow, last_rows, run_labels
 from meshrunner.runner.rundir.files import SLURM_JOB
 
 LISTED = 8
-"""Maximum number of runs to name for a reason or SLURM state that they share."""
+"""Maximum number of runs to name if several runs have the same reason or SLURM state."""
 UNREADABLE = ("damaged", "missing")
 """States of runs whose files cannot be read, so that no figures are known."""
 
