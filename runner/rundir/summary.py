@@ -114,7 +114,7 @@ def summarise(
     rows: list[StepRow], measure_after: int, started: float | None, attempt: int, layouts: Sequence[Layout] = ()
 ) -> Summary:
     """
-    Return the summary of a run's rows. A figure is null if no row contains a value for it.
+    Return the summary of a run's rows. A figure without values is null, but a sum is 0.
 
     If the run was resumed under another layout, the figures cover only the steps under the last layout, and
     `earlier_layouts` lists the layouts of the earlier steps.
