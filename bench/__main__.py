@@ -200,17 +200,17 @@ READ_JSON = (
 
 
 def compare(folder: Path) -> None:
-    """Time `compare` on many runs of 30 steps, and a Python loop that only reads the same files."""
+    """Time `compare` on many runs of 30 steps. Also time a Python loop that only reads the same files."""
     for count in RUNS:
         _against_reading("compare", _sweep_of(folder, count, "{:04}"), "*/*.json*", "--csv")
 
 
 ODD = "{:04} [bold] \U0001f600 'a|b' $(x)\n\x1b[31m"
-"""Format of directory names with markup and terminal control characters."""
+"""Format of odd directory names, which contain markup and terminal control characters."""
 
 
 def status(folder: Path) -> None:
-    """Time `status` on many finished runs with plain or odd names, and a loop that only reads their states and summaries."""
+    """Time `status` on many finished runs with plain or odd names, and time a loop that only reads their states and summaries."""
     for count, name in ((1000, "{:04}"), (2000, ODD)):
         _against_reading("status", _sweep_of(folder, count, name), "*/s*.json")
 
@@ -232,7 +232,7 @@ def _sweep_of(folder: Path, count: int, names: str) -> Path:
 
 
 def _against_reading(verb: str, sweep: Path, files: str, *options: str) -> None:
-    """Time a command on a folder of runs, and a Python loop that only reads those of its files that match `files`."""
+    """Time a command on a sweep folder. Also time a Python loop that only reads the folder's files that match `files`."""
     ours, theirs = [], []
     for _ in range(PAIRS):
         ours.append(measure([str(BIN / "meshrunner"), verb, str(sweep), *options], sweep).wall_s)

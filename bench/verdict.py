@@ -18,7 +18,7 @@ TWINS = [
 
 
 def verdict(folder: Path) -> None:
-    """Run the sweep TRIES times beside a busy loop. Print the speed difference of each try."""
+    """Run the sweep TRIES times while another process runs a busy loop. Print the speed difference of each try."""
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         wrong = sum(_told_apart(Path(tempfile.mkdtemp(dir=folder)) / "sweep") for _ in range(TRIES))

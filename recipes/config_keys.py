@@ -71,7 +71,7 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare keys of a section: the section and, if it is a group, its options, `kind` first."""
+    """Yield the classes that may declare a section's keys. For a group, these include its options, starting with `kind`."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

@@ -23,7 +23,7 @@ from bench.gpu.rows import Small, grid_row, out_of_memory_row, resumed_row
 
 MINUTES, QUICK_MINUTES = 8.0, 3.8
 RESERVE_S = 20.0
-"""Seconds that must remain before the deadline for another row to start."""
+"""Seconds at the end of the bench in which no further row starts."""
 LIMIT_S, CPU_LIMIT_S = 240.0, 1200.0
 """Seconds after which a command is stopped because it seems to hang, on GPUs and on a CPU."""
 RESUMED = ("dcp", "dcp_async")
@@ -67,7 +67,7 @@ class Bench:
         ]
 
     def run(self, jobs: list[Job], side_by_side: bool) -> None:
-        """Run the jobs of a stage. Record a job as not run if too little time is left or it needs more devices."""
+        """Run the jobs of a stage. Record a job as not run if too little time is left or the machine has too few devices."""
         lanes: queue.Queue[dict[str, str]] = queue.Queue()
         for lane in self.machine.lanes() if side_by_side else [{}]:
             lanes.put(lane)

@@ -136,6 +136,6 @@ def _log(run_dir: Path, ended: Ended) -> str:
 
 
 def shown(path: Path) -> str:
-    """Return the path relative to the current directory if it lies inside it; otherwise return it unchanged."""
+    """Return a path inside the current directory relative to that directory. Return any other path unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -176,12 +176,12 @@ def measured_plain(case: Case, number: int, machine: Machine, commands: Commands
 
 
 def ratios(ours: list[Result], theirs: list[Result]) -> list[float]:
-    """Return meshrunner's WPS / the loop's WPS for each pair of results. Pairs in which either is missing are left out."""
+    """Return meshrunner's WPS / the loop's WPS for each pair of results. Skip pairs that lack either WPS."""
     pairs = zip(ours, theirs, strict=False)
     return [a.figures["wps"] / b.figures["wps"] for a, b in pairs if a.figures.get("wps") and b.figures.get("wps")]
 
 
 def middle(results: list[Result], key: str) -> float | None:
-    """Return the median of a figure over the results that have it, or None if none does."""
+    """Return the median of the figure `key` over the results that have this figure, or None if no result has it."""
     known = [value for each in results if (value := each.figures.get(key)) is not None]
     return median(known) if known else None

@@ -107,7 +107,7 @@ REFUSED = [
 
 
 def all_combinations() -> Iterator[str]:
-    """Yield the rows for all combinations of AXES, without those listed above."""
+    """Yield a row for each combination of AXES, except REFERENCE and the rows in FIRST, REST and REFUSED."""
     for options in product(*AXES.values()):
         row = " ".join(f"{group}={option}" for group, option in zip(AXES, options, strict=True))
         if row not in (REFERENCE, *FIRST, *REST, *REFUSED):
@@ -115,7 +115,7 @@ def all_combinations() -> Iterator[str]:
 
 
 LEAVES = {"profiler=trace": "trace/rank0.json.gz", "profiler=memory": "trace/memory_rank0*"}
-"""For each option: the files, as a glob pattern in the run directory, that a row with this option must write."""
+"""For each option, a glob pattern relative to the run directory. A row with this option must write a matching file."""
 TOLERANCE = {
     "fp32": (1e-4, 1e-3),
     "tf32": (1e-2, 5e-2),

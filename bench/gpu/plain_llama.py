@@ -75,7 +75,7 @@ class Recomputed(nn.Module):
 
 
 def saves_every_second_matmul() -> Any:
-    """Return contexts of torchtitan's selective recomputation: keep the results of attention and of every second matmul."""
+    """Return contexts for torchtitan's selective recomputation, which saves the results of attention and every second matmul."""
     attention = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
     kept = {getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default for name in attention}
     matmuls: Counter[bool] = Counter()

@@ -33,7 +33,7 @@ class Result:
 
 
 class Results:
-    """All results so far, in the order in which rows ended. Each is written at once, so that none is lost in a crash."""
+    """All results so far, in the order in which rows ended. A result is saved when it is added, so a crash loses none."""
 
     def __init__(self, file: Path, write: Callable[[list[Result]], None]) -> None:
         self.all: list[Result] = []

@@ -61,7 +61,7 @@ class ActivationCheckpoint(Option):
         return []
 
     def configure(self) -> None:
-        """Set process-wide options, in every worker, before anything is compiled."""
+        """Set process-wide options. Every worker calls this before it compiles anything."""
 
     def recomputes(self, block: int) -> bool:
         """Whether any part of block number `block`, counted from 0, is recomputed."""
@@ -185,7 +185,7 @@ class MemoryBudget(ActivationCheckpoint):
     """The compiler chooses the activations to save within a memory budget (functorch's knapsack partitioner)."""
 
     budget: float = Field(ge=0, le=1)
-    """Activation memory allowed, as a fraction of what compiled code saves by default. 0 recomputes all; 1 is the default."""
+    """Allowed activation memory, as a fraction of what compiled code saves by default. 0 recomputes all; 1 is the default."""
 
     def configure(self) -> None:
         import torch._functorch.config

@@ -68,7 +68,8 @@ class DCP(Checkpoint):
 
 class DCPAsync(DCP):
     """
-    The same files as `dcp`, written in the background. To save, training waits for the previous save and a copy to host memory.
+    The same files as `dcp`, written in the background. Training waits until the previous save ends and the state is copied
+    to host memory.
 
     At its first save, every rank allocates host memory for a copy of its shards. Later saves reuse this memory.
     """

@@ -176,8 +176,8 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
     """
     Return the good checkpoints in `own`, newest first, or in `load` if `own` has none. Also return warnings about bad ones.
 
-    Raises ConfigError if `own` has no good checkpoint, but one in another format. Also raises ConfigError if `load` is given
-    and neither directory has a good checkpoint.
+    Raises ConfigError if `own` has no good checkpoint but contains a checkpoint in another format. Also raises ConfigError if
+    `load` is given and neither directory has a good checkpoint.
     """
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
@@ -202,7 +202,7 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
 
 
 def publish(temporary: Path, final: Path, keep: int | None) -> None:
-    """Give a complete checkpoint its final name, then remove older ones until the newest `keep` good checkpoints are left."""
+    """Give a complete checkpoint its final name. Of this and all older checkpoints, keep only the newest `keep` good ones."""
     if final.exists():
         remove_checkpoint(final)  # it is damaged, otherwise this step would not have been trained again
     temporary.rename(final)

@@ -34,10 +34,10 @@ class Sequences(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """
-        Return facts for the run record, as JSON values. `different_data` compares two runs by some of these facts.
+        Return facts for the run record, as JSON values. `different_data` compares two runs by two of these facts.
 
-        `tokenizer_hash` is always compared. If both records are `complete`, so is `corpus_hash`, the hash of the whole text.
-        Otherwise, so is `beginning_hash`, the hash of the tokens that must be available before training can begin.
+        The first is `tokenizer_hash`. The second is `corpus_hash`, the hash of the whole text, if both records are `complete`.
+        Otherwise, the second is `beginning_hash`, the hash of the tokens that must be available before training can begin.
         """
 
 

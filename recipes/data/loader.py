@@ -20,8 +20,8 @@ class Loader:
     """
     A prefetching loader. Step s, counted from 1, gets sequences (s - 1) * global_batch to s * global_batch - 1 under any layout.
 
-    Data-parallel rank r takes slice r of `ranks` equal slices, and splits it into consecutive micro batches. `shift` is added
-    to every sequence index. It is nonzero if the run was resumed with a different global batch size.
+    These sequences are cut into `ranks` equal slices. Data-parallel rank r splits slice r into consecutive micro batches.
+    `shift` is added to every sequence index. It is nonzero if the run was resumed with a different global batch size.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Loader:
         return micro_batches(rows, self._micro_batch)
 
     def close(self) -> None:
-        """Stop the thread. Wait for it at most 1 s, because a daemon thread does not keep the process alive."""
+        """Stop the thread and wait for it at most 1 s. As a daemon thread, it cannot keep the process alive after that."""
         self._closed = True
         with suppress(Empty):
             self._ready.get_nowait()  # lets a thread that waits for room in the queue continue

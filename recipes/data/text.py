@@ -51,7 +51,7 @@ class PackedText(Data):
 
     @abstractmethod
     def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """Yield each document after `position`, with the position after it. Raises ConfigError if a document is unreadable."""
+        """Yield each document after `position`, and the position at its end. Raises ConfigError if a document is unreadable."""
 
     def no_text_message(self) -> str:
         return "data: the source contains no text; choose another source"
@@ -223,7 +223,7 @@ def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[li
 
 
 def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
-    """Return the text in a column of a row, or "" if it is null. Raises ConfigError, naming `file`, if there is no text."""
+    """Return the text in a column ("" for null). Raise a ConfigError that names `file` if the column is missing or not text."""
     if column not in row:
         raise missing_column(column, list(row), file)
     text = row[column]

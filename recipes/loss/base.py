@@ -58,7 +58,7 @@ class ChunkedLoss(Loss):
     """
 
     tokens: Count
-    """Tokens per chunk on one device. A chunk has the same positions of every sequence, so at least `micro_batch` tokens."""
+    """Tokens per chunk on one device. A chunk takes the same positions from every sequence, so `micro_batch` tokens or more."""
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         from meshrunner.recipes.loss import chunked

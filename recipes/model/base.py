@@ -18,7 +18,7 @@ class Flops(NamedTuple):
 
     total: int
     attention: int
-    """FLOPs, included in `total`, of the matmuls query x key and score x value. They grow with the sequence length."""
+    """Part of `total`: the FLOPs of the matmuls query x key and score x value. They grow with the sequence length."""
 
 
 class Model(Option):
@@ -70,7 +70,7 @@ class Model(Option):
         return [] if expert == 1 else ["parallelism.expert: this model has no experts; use parallelism.expert=1"]
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
-        """Return a sentence for each size that, split over `tensor` devices, breaks the alignment of grouped matmuls."""
+        """Return a sentence for each size that misaligns the rows of grouped matmuls when `tensor` devices split the experts."""
         return []
 
     def on(self, device_type: str) -> Self:
@@ -87,7 +87,7 @@ class Model(Option):
         return 0
 
     def at_depth(self, blocks: int) -> Self | None:
-        """Return this model with `blocks` blocks, all identical after `first_blocks`, or None if the depth cannot change."""
+        """Return this model with `blocks` blocks, or None if its depth is fixed. Blocks after `first_blocks` are identical."""
         return None
 
     def first(self, blocks: int) -> Self | None:

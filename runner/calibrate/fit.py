@@ -131,7 +131,10 @@ def constant(hardware: GPU | CPU, key: str) -> float:
 
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
-    """Return the option with each constant, and the constant coupled to it, multiplied by its factor and capped at `most`."""
+    """
+    Return `hardware` with its constants scaled. Each factor in `factors` multiplies the constant it names and the constant
+    coupled to that one. No result exceeds the constant's `most`.
+    """
     for each in (*OF_GPU, *OF_CPU):
         for key in filter(None, (each.key, each.coupled)):
             factor = factors.get(key, factors.get(each.key))

@@ -131,7 +131,7 @@ class Experiment(Recipe):
     log_every: Annotated[AutoCount, Affects.FIGURES]
     """Number of steps after which metrics are read from all ranks; auto: 1 on CPU, 10 on CUDA. Reading waits for the device."""
     measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]
-    """Number of initial steps, with compilation and autotuning, to leave out of throughput and peak memory."""
+    """Number of steps at the start of a run that throughput and peak memory leave out, because torch compiles and tunes then."""
     objective: Annotated[
         str,
         AfterValidator(_known_figure),

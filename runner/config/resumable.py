@@ -71,7 +71,7 @@ def fit_continuing(
     experiment: Experiment, run_dir: Path, workers: int, *, force: bool = False
 ) -> tuple[Experiment, StoredCheckpoint | None]:
     """
-    Return the experiment as resumed from a checkpoint, and the checkpoint. Without a checkpoint, return `experiment` and None.
+    Return `experiment`, changed as needed to resume from a checkpoint, and that checkpoint (None if there is none).
 
     Raise Incompatible as `fit` does. Raise ConfigError if no steps are left, or if keys that affect the result have changed since
     the checkpoint and `force` is false.

@@ -1,4 +1,4 @@
-"""Prepare the data of a run before its workers start. A background process reads large data ahead of the workers."""
+"""Prepare the data of a run before its workers start. A background process reads large data before the workers need it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
-No token is dropped: rows are sorted by expert, multiplied group by group, and returned to their order. A block returns its
-tokens per expert, and its caller sums them. A counter in the block would count tokens again during recomputation.
+No token is dropped. Rows are sorted by expert, multiplied group by group, and put back into their original order. A block
+returns its tokens per expert, and its caller sums them. A counter in the block would count tokens again during recomputation.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class SharedExpert(FeedForward):
     """The expert that every token passes through."""
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Split the expert's width. Its partial output is added to that of the routed experts, then summed over ranks."""
+        """Split the expert's width. The output stays partial on each rank until the routed experts' output has been added."""
         split = matmul_styles(("w1", "w3"), "w2", sequence_parallel=False)
         return {**split, "w2": RowwiseParallel(output_layouts=Partial())}
 

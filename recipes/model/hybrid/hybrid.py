@@ -61,7 +61,7 @@ class MultiToken(Section):
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
     """Number of tokens, after the next one, to predict. Each needs its own module with attention and a feed-forward network."""
     loss_weight: float = Field(default=0.3, gt=0)
-    """Weight in the training objective of `train/mtp_loss`, the mean loss of the further tokens. `train/loss` excludes it."""
+    """Weight of `train/mtp_loss`, the further tokens' mean loss, in the training objective. `train/loss` excludes that loss."""
 
 
 class Hybrid(Decoder):
