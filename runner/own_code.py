@@ -36,7 +36,7 @@ def innermost(error: BaseException) -> str:
 
 
 def _own_lines(error: BaseException) -> Iterator[tuple[FrameType, str]]:
-    """Yield (frame, line being executed) for code that is neither meshrunner's nor installed, outermost frame first."""
+    """Yield (frame, line being executed) for the user's code, outermost frame first. Skip meshrunner and installed packages."""
     for frame, number in walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] not in OURS and not file.startswith(INSTALLED) and Path(file).is_file():

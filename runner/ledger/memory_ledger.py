@@ -44,16 +44,16 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
       custom autograd function. Memory that such a function allocates in forward becomes *activations* if backward frees it.
     - *temporary*: backward's intermediate results, the batch, temporaries of the optimizer.
 
-    Memory that an operator or a collective allocates internally is not tracked. A tensor that another thread creates is tracked
-    once an operator of this thread uses it. Gloo copies its input and frees the copy some time after the collective, so the
-    memory of a process varies from run to run. The ledger ignores these copies: it takes an untracked storage for such a copy
-    if a split is the first operator to use it.
+    Memory that an operator or a collective allocates internally is not tracked. A tensor created in another thread is tracked
+    from its first use in the ledger's thread. Gloo copies its input and frees the copy some time after the collective, so the
+    memory of a process varies from run to run. The ledger ignores these copies: if the first operator that uses an untracked
+    storage is a split, the ledger assumes that the storage is such a copy.
 
     **Compiled code is not tracked**: inductor's allocations bypass dispatch modes, and dynamo does not compile while a mode is
     active.
 
-    The ledger may be exited and re-entered. While it is exited, only releases are tracked. Parameters, gradients and optimizer
-    state that are older than the ledger count from the ledger's beginning. Other older storages count from their first use.
+    The ledger may be exited and re-entered. While it is exited, only releases are tracked. A storage that existed before the
+    ledger counts from the ledger's beginning if it holds parameters, gradients or optimizer state, otherwise from its first use.
     """
 
     def __init__(self, phases: Phases | None = None) -> None:
@@ -110,14 +110,14 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     # Subclasses override these.
 
     def _saves_for_backward(self) -> bool:
-        """Whether tensors created now count as saved for backward."""
+        """Whether to assume that a tensor created at this moment is saved for backward."""
         return torch.is_grad_enabled()
 
     def _after_operator(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
-        """Do nothing. A subclass can log the operator, whose results are already tracked."""
+        """Do nothing. A subclass can log the operator here. The operator's results are already tracked."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
-        """Whether to track a storage. Memory inside another tracked storage, as in a pool, must not count twice."""
+        """Whether to track a storage. A storage inside a tracked storage, such as a memory pool, must not count twice."""
         if storage.device.type != "cpu":  # DTensor propagates shapes on meta
             return False
         if storage.resizable():

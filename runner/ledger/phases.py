@@ -20,8 +20,8 @@ class Phases:
     """
     Tracker of a network's phase. Its hooks on modules, autograd and optimizers need no changes to the model.
 
-    The model may be wrapped. If the whole network is compiled, blocks and the loss have no phases of their own, because the
-    compiler would trace their hooks.
+    The model may be wrapped, as in DDP. If the whole network is compiled, blocks and the loss have no phases of their own,
+    because the compiler would trace their hooks.
     """
 
     def __init__(self, part: str = "forward", *, compiles: bool = False) -> None:

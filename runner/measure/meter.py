@@ -1,8 +1,9 @@
 """The meter measures every step on every rank, and on rank 0 appends a row per step to `events.jsonl`.
 
-A step's values stay on the device until the meter reads them, every `log_every` steps. Nothing else waits for the device. After
-a reading, the ranks' figures are gathered, and the rows are written and flushed. WPS includes the time that readings take; step
-times do not. WPS excludes the profiler's work around its window and the saving of checkpoints (see `perf/checkpoint_time_s`).
+A step's values stay on the device until the meter reads them, every `log_every` steps. The meter waits for the device only in
+these readings. After a reading, the ranks' figures are gathered, and the rows are written and flushed. WPS includes the time that
+readings take; step times do not. WPS excludes the saving of checkpoints (see `perf/checkpoint_time_s`) and the profiler's
+work before and after its window.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class RunMeter:
         self._add_to_summary({"compile/late_recompiles": self.late_recompiles})
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
-        """Add entries to summary.json that cannot be computed from the rows. Only rank 0 writes."""
+        """Add `facts` to summary.json. They cannot be computed from the rows of events.jsonl. Only rank 0 writes."""
         if self.context.rank == 0:
             path = self.run_dir / SUMMARY
             (Summary.read(path) | facts).write(path)

@@ -21,7 +21,7 @@ ON_DEVICE = re.compile(
     r"|Triton Error \[\w+\]: out of memory",
     re.IGNORECASE,
 )
-"""Messages of device allocators. They exclude Triton's "out of resource": a kernel that exceeds the limits of a thread block."""
+"""Messages of device allocators. Triton's "out of resource" is left out: it means that a thread block's limits are exceeded."""
 ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 CAPACITY = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
 PARTS = {
@@ -60,7 +60,7 @@ def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
 
 
 def _amount(message: str) -> str:
-    """Return the amount of memory that was requested according to torch's message, or else the line that reports the failure."""
+    """Return the amount of memory that torch's message names. If it names none, return the line that reports the failure."""
     if found := ON_CPU.search(message):
         return f": tried to allocate {int(found[1]) / GIB:.2f} GiB" if found[1] else ""
     if found := ASKED.search(message):
@@ -72,7 +72,7 @@ def _amount(message: str) -> str:
 
 
 def _part(chain: list[BaseException]) -> str:
-    """Return the part that raised the exceptions: a module's forward or recomputation, backward, or one of PARTS."""
+    """Return the work that failed: a module's forward or recomputation, backward, or one of PARTS. Return "" if it is unknown."""
     from torch import nn  # not at the top, because the launcher also imports this module
 
     frames = [frame for error in chain for frame, _ in walk_tb(error.__traceback__)]

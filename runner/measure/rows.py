@@ -48,7 +48,7 @@ class Rows:
     flops: int
     """FLOPs per token."""
     attention_flops: int
-    """FLOPs per token of attention scores, included in `flops`."""
+    """FLOPs that attention scores take per token. `flops` includes them."""
     peak: float | None
     """Peak FLOP/s of a device; None if unknown."""
     tokens: int

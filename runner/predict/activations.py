@@ -20,7 +20,7 @@ MOST_BLOCKS = 64
 
 
 class KeptActivations(NamedTuple):
-    """Activations that a block keeps from the forward of one micro batch to its backward, except the block's input and output."""
+    """Activations of one micro batch that a block keeps from forward to backward, except the block's input and output."""
 
     nbytes: int
     """Bytes on one device, without unsharded parameters."""
@@ -81,12 +81,12 @@ def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
 
 
 def largest_block_bytes(trace: Trace) -> int | None:
-    """Return the most bytes of activations that a block adds, including its output. Return None if blocks have no phases."""
+    """Find the block whose kept activations and output are the largest. Return their bytes, or None if blocks have no phases."""
     return max((sum(each.nbytes for each in alive) for _, alive in _made_in_forward(trace).values()), default=None)
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
-    """Return the first blocks of the model, as few as contain every class of block, or the whole model if it cannot be cut."""
+    """Return a model of the first blocks, with at least one block of each class. If the model cannot be cut, return it whole."""
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
     few = max(*first.values(), model.first_blocks) + 1

@@ -76,7 +76,7 @@ class SpeedForecast:
     calibrated: bool
     """Whether the device's constants were fitted to measured runs."""
     error_pct: float
-    """Largest error of `wps` in percent: in the calibration runs or, without a calibration, in docs/measurements/plan.md."""
+    """Largest error of `wps` in percent, over the calibration runs or else the published runs in docs/measurements/plan.md."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Forecast:
 
 def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], bool]) -> Answer:
     """
-    Return whether a run that would use `needed` bytes if memory were unlimited fits in `capacity` bytes.
+    Judge whether a run fits in `capacity` bytes. With unlimited memory, the run would use `needed` bytes.
 
     `error` is the relative error of the prediction. `runs_in(nbytes)` returns whether the run completes in `nbytes` bytes.
     """

@@ -45,7 +45,7 @@ def predict(
     Predict a run that passed `fit`. Re-raise exceptions from classes of the user (see `own_code.fault`).
 
     With `active_only`, trace two shallow models if possible. This is faster but does not predict reserved memory. With
-    `with_timeline`, trace at full depth in any case, and add the memory over the last step to the forecast.
+    `with_timeline`, always trace at full depth. The forecast then has a timeline of memory over the last step.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():

@@ -75,7 +75,7 @@ class Workload:
 
 
 def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool) -> tuple[Workload, tuple[Trace, ...]]:
-    """Trace the full-depth model, or two shallow models if `shallow` is true and they determine the full depth."""
+    """Trace the full-depth model. If `shallow` is true and `shallow_depths` returns depths, trace these depths instead."""
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
     recipes = [experiment] if depths is None else [at_depth(experiment, each) for each in depths[:2]]

@@ -21,7 +21,7 @@ def bind_to_gpu(local_rank: int, workers: int) -> None:
 
 
 def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> set[int]:
-    """Return the allowed CPUs close to a worker's GPU. Return none if all are close, or too few for the workers there."""
+    """Return the allowed CPUs close to a worker's GPU. Return none if all are close, or fewer than FEWEST_CORES per worker."""
     near = [cpus_near(bus_id) & allowed for bus_id in bus_ids]
     own = near[local_rank]
     return own if own != allowed and len(own) >= FEWEST_CORES * near.count(own) else set()

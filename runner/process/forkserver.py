@@ -37,7 +37,7 @@ PRELOAD = [
     "meshrunner.runner.launch.worker",
     "meshrunner.runner.config.experiment",
 ]
-"""Modules that the forkserver imports before it forks. An error in a user's module would end it, so none is preloaded."""
+"""Modules that the forkserver imports before it forks. User modules are left out: their errors would end the forkserver."""
 
 context = multiprocessing.get_context("forkserver")
 _variables: Mapping[str, str] | None = None
@@ -45,15 +45,15 @@ _variables: Mapping[str, str] | None = None
 END_SIGNAL = signal.SIGUSR2  # not SIGTERM: SLURM sends SIGTERM to every process, and only the launcher may react
 """The signal that makes a child write its stack to its log and end."""
 LONGEST = 40
-"""Maximum length in bytes of the path of `temporary_folder`'s parent, because the kernel limits a socket's path to 107 bytes."""
+"""Maximum number of bytes in the path of `temporary_folder`'s parent. The kernel limits a socket's path to 107 bytes."""
 
 
 def warm(variables: Mapping[str, str] | None = None) -> None:
     """
     Start the forkserver and return within milliseconds. The forkserver imports torch in the background.
 
-    Add `variables` to the forkserver's environment, because libraries read variables when they are loaded. A forkserver that
-    runs with different variables is replaced; it must have no children. If `variables` is None, a running forkserver is kept.
+    Add `variables` to the forkserver's environment, because libraries read variables when they are loaded. If a forkserver with
+    different variables is running, it must be childless and is replaced. If `variables` is None, a running forkserver is kept.
     """
     global _variables
     if _variables is not None and variables in (None, _variables):

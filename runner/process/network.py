@@ -19,10 +19,10 @@ OUTSIDE = ("192.0.2.1", "2001:db8::1")
 
 def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
     """
-    Return the interface that routes to the rendezvous on `master`, among the interfaces that NCCL_SOCKET_IFNAME allows.
+    Return an interface that NCCL_SOCKET_IFNAME allows, or None if no interface is allowed.
 
-    If there is none, as on `master` itself if its name resolves to 127.0.1.1, return the interface of the default route. If that
-    is not allowed, return the first allowed interface. Return None if no interface is allowed.
+    Prefer the interface that routes to the rendezvous on `master`. On `master` itself there is none if its name resolves to
+    127.0.1.1. The second choice is the interface of the default route, and the third is the first allowed interface.
     """
     wanted = environment.get("NCCL_SOCKET_IFNAME", "")
     allowed = {name: addresses for name, addresses in interfaces().items() if allows(wanted, name)}

@@ -77,7 +77,7 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 @contextmanager
 def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
-    """Call `request` on the first Ctrl-C. If it returns False, and on later Ctrl-Cs, interrupt as `interruptible` does."""
+    """Call `request` on the first Ctrl-C. Interrupt (see `interruptible`) if it returns False. Later Ctrl-Cs always interrupt."""
     interrupt = signal.getsignal(signal.SIGINT)
     assert callable(interrupt)
 

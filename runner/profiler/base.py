@@ -64,7 +64,7 @@ def _ranks(value: Any) -> Any:
 
 
 class Windowed(Profiler):
-    """Base of profilers with a window: `steps` steps that follow the first measure_after + `start` steps of an attempt."""
+    """Base of profilers with a window of `steps` steps. In an attempt, measure_after + `start` steps precede the window."""
 
     start: Annotated[int, whole(at_least=0)]
     """Number of measured steps before the window."""
@@ -105,7 +105,7 @@ class Session:
     figures: ClassVar[tuple[str, ...]] = ()
     """Names of the figures that `end` returns."""
     warms_up: ClassVar[bool] = False
-    """Whether to also profile the step before the window and discard it, because the profiler initialises in its first step."""
+    """Whether to begin profiling one step before the window and discard that step, in which the profiler initialises."""
 
     def __init__(self, option: Windowed | None, run: ProfiledRun, run_dir: Path, rank: int) -> None:
         """Open the session. If `option` is None, the session has no window."""
@@ -128,7 +128,7 @@ class Session:
         self._enter_window()
 
     def turns_after(self, step: int) -> bool:
-        """Return whether profiling begins or ends after this step. If so, the device must be idle. All ranks agree."""
+        """Return whether profiling begins or ends after this step. If so, the device must be idle. All ranks return the same."""
         return step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
 
     def step_begins(self) -> None:
@@ -155,10 +155,10 @@ class Session:
             self.begin()
 
     def warm_up(self) -> None:
-        """Begin the warm-up in `next_step`. The warm-up is skipped if the window begins with the attempt's first step."""
+        """Profile the warm-up step, `next_step`. There is no warm-up if the window begins with the attempt's first step."""
 
     def begin(self) -> None:
-        """Begin the window in `next_step`."""
+        """Begin to profile the window. Its first step is `next_step`."""
 
     def end(self) -> list[float]:
         """End the window: write this rank's files and return its figures. An unknown figure is NaN."""

@@ -18,7 +18,7 @@ from meshrunner.runner.predict.allocator.segments import (
 UNIT = 512
 """Bytes of the smallest block. Every block size is a multiple of UNIT."""
 SMALL = MIB
-"""Bytes of the largest request to a small pool. A large pool of fixed segments splits off only larger remainders."""
+"""Bytes of the largest request to a small pool. In a large pool of fixed segments, only remainders above SMALL are split off."""
 
 
 class OutOfMemory(Exception):

@@ -1,4 +1,4 @@
-"""Adds autocast on meta, which torch lacks. A function mode casts arguments as the device's autocast would."""
+"""Adds autocast on meta, because torch has none. A function mode casts arguments as the device's autocast would."""
 
 from __future__ import annotations
 

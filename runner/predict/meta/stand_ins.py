@@ -36,8 +36,8 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """
     Give FSDP2 the traced device's streams, so that communication overlaps with compute.
 
-    FSDP2 gets streams from the device's module. Only when it frees an all-gather whose result was never used, as with frozen
-    blocks below the first trained block, does it get the current stream from `torch.accelerator`.
+    FSDP2 gets streams from the device's module. It uses `torch.accelerator.current_stream` only to free an all-gather whose
+    result was never used. Frozen blocks below the first trained block have such all-gathers.
     """
     for user in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
         in_torch.replace(user, "_get_device_handle", lambda _="cuda": recorder.device)

@@ -115,7 +115,7 @@ class _Replay:
             self._users.setdefault(allocation, set()).add(stream)
 
     def free(self, allocation: Allocation) -> None:
-        """Free an allocation's block at once, or, if other streams use the allocation, as soon as all of them are done."""
+        """Free an allocation's block. If other streams use the allocation, free the block when all of them are done."""
         block = self._blocks.pop(allocation, None)
         users = self._users.pop(allocation, None)
         if block is None:

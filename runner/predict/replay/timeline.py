@@ -87,7 +87,7 @@ def _parts(points: Sequence[Point]) -> Iterator[Part]:
 
 
 def _thinned(points: list[Point], most: int) -> list[Point]:
-    """Return about `most` points: the highest of each phase, and the highest and lowest of each of many equal intervals."""
+    """Split the step into intervals. Return about `most` points: each phase's highest, and each interval's highest and lowest."""
     if len(points) <= most:
         return points
     total, phases = attrgetter("total"), dict[Phase, list[Point]]()

@@ -8,7 +8,7 @@ per device between nodes. They come from nccl-tests results and NCCL's tuning ta
 - Other hardware has the same latencies. Only its bandwidths differ, in proportion to link_bandwidth and network_bandwidth.
 - No other group uses the same links at the same time. A group uses only the network adapters of its own devices. For example,
   a group with one rank per node uses one adapter per node.
-- A group that is spread unevenly over nodes is as fast as its node with the fewest ranks.
+- A group that is spread unevenly over nodes runs at the speed of its slowest node, the one with the fewest ranks.
 - All collectives are rings, except that an all-reduce is a tree if a tree is faster. NCCL has better algorithms for small
   all-gathers with one device per node. A broadcast takes as long as an all-gather. An all-to-all has an all-gather's latency.
 """
@@ -33,7 +33,7 @@ NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
 """(bytes per rank, fraction of the network bandwidth that a collective of this size reaches)."""
 STEP_IN_NODE, STEP_ACROSS = 3.4e-6, 14e-6
-"""Seconds per step of a ring, within a node and between nodes. A node of 8 devices takes 7 x 3.4 + 14 = 38 microseconds."""
+"""Seconds per step of a ring, within a node and between nodes. Each node of 8 devices adds 7 x 3.4 + 14 = 38 microseconds."""
 TREE = 0.7
 """Bandwidth of a tree relative to a ring."""
 

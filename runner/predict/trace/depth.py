@@ -29,9 +29,9 @@ class Depths(NamedTuple):
     deeper: int
     full: int
     front: int
-    """Number of blocks at the front of the model whose peaks are extrapolated."""
+    """Peaks are extrapolated for this many blocks at the front of the model."""
     reach: int
-    """Number of blocks at the end of the model whose peaks are extrapolated. Blocks in the middle have no higher peak."""
+    """Peaks are extrapolated for this many blocks at the end of the model. No block between front and end has a higher peak."""
 
     def at_full_depth(self, shallow: int, deeper: int) -> int:
         """Extrapolate a value linearly to the full depth, given the value at both shallow depths."""

@@ -37,7 +37,7 @@ STEPS = 2
 MICRO_BATCHES = 4
 """
 Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last reduces them. The
-third is typical, because it neither is nor follows one of these two. Every skipped micro batch is like the third.
+third is typical, because neither it nor the micro batch before it is one of these two. Skipped micro batches are like the third.
 """
 CUDA_ROUNDING = 512
 """Bytes of the caching allocator's smallest block. Every block size is a multiple of this size."""
@@ -115,7 +115,7 @@ def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings about meta or training, and torch's error logs, which only repeat the exceptions that torch raises."""
+    """Silence warnings about meta or training. Also silence torch's error logs, because they only repeat torch's exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

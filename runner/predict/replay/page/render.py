@@ -31,7 +31,7 @@ def write_page(
     remarks: Sequence[str],
     timeline: Timeline | None,
 ) -> None:
-    """Write the page with `put`. `figures` are (name, value) pairs; `findings` and `remarks` are paragraphs."""
+    """Write the page. `figures` are (name, value) pairs; `findings` and `remarks` are paragraphs. Raise the errors of `put`."""
 
     def paragraphs(lines: Sequence[str]) -> str:
         return "".join(f"<p>{escape(line)}</p>" for line in lines)
