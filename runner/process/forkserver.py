@@ -53,7 +53,7 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
     Start the forkserver and return within milliseconds. The forkserver imports torch in the background.
 
     Add `variables` to the forkserver's environment, because libraries read variables when they are loaded. If a forkserver with
-    different variables is running, it must be childless and is replaced. If `variables` is None, a running forkserver is kept.
+    different variables is running, replace it. It must not have children. If `variables` is None, keep a running forkserver.
     """
     global _variables
     if _variables is not None and variables in (None, _variables):

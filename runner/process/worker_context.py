@@ -19,7 +19,7 @@ class SharedIntegers:
     # An anonymous file (memfd) needs neither /dev/shm nor a temporary folder, unlike multiprocessing's arrays.
 
     def __init__(self, count: int, file: Any = None) -> None:
-        """Create the shared memory. If `file`, a DupFd of the parent's shared memory, is given, map that instead."""
+        """Create the shared memory. If `file` is given, it is a DupFd of the parent's shared memory: map that memory instead."""
         self._file = os.memfd_create("meshrunner") if file is None else file.detach()
         weakref.finalize(self, os.close, self._file)
         if file is None:

@@ -79,7 +79,7 @@ class _Autocast(TorchFunctionMode):
 
 @contextmanager
 def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]:
-    """Make `torch.autocast("meta", dtype)` cast as on the device. Recomputation casts as the original forward did."""
+    """Make `torch.autocast("meta", dtype)` cast as autocast on the device. Recomputation casts as the original forward did."""
     device_autocast = torch.autocast
     active: list[_Autocast] = []
 

@@ -39,7 +39,7 @@ class Depths(NamedTuple):
 
 
 def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
-    """Return two depths from which the memory of all `blocks` follows, or None if the full depth must be traced."""
+    """Return two depths from which the memory at depth `blocks` can be extrapolated, or None if the full depth must be traced."""
     model = recipe.model
     layout = recipe.parallelism.kind
     # Memory is not linear in the depth if a graph, a DDP bucket or a padded flat parameter spans several blocks.
