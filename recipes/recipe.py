@@ -28,6 +28,7 @@ class Recipe(Section):
 
     affects: ClassVar[Affects] = Affects.SPEED | Affects.RESULT
 
+    # chosen(Model): an instance of the class in `Model.kinds` that the section's `kind` names.
     model: Annotated[SerializeAsAny[Model], chosen(Model)]
     """Network to train: its architecture and size."""
     parallelism: Annotated[SerializeAsAny[Parallelism], chosen(Parallelism)]

@@ -41,6 +41,11 @@ class Outcome:
     """Whether the user interrupted the run. A sweep then stops, even if the run completed."""
 
 
+def exit_status(state: str) -> int:
+    """Return the exit status of a command that executed a single run, by the run's final state. It is 1 for `oom`."""
+    return {"completed": 0, "interrupted": 130, "preempted": 75}.get(state, 1)
+
+
 def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
     """Return the outcome of a hang. `steps[i]` is the last completed step of rank `first + i`, a worker on this node."""
     # Ranks that wait in a collective are not the cause. The stack of the rank that hangs contains no torch.distributed call.

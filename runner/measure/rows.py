@@ -95,7 +95,7 @@ class Rows:
 
 def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
     """Merge values [ranks, keys] over ranks: mean, max or sum, as in `Figure.over_ranks`. A user's own figures are averaged."""
-    return {key: OVER_RANKS[STATISTICS.get(key, "mean")](ranks[:, i]).item() for i, key in enumerate(keys)}
+    return {key: OVER_RANKS[STATISTICS.get(key) or "mean"](ranks[:, i]).item() for i, key in enumerate(keys)}
 
 
 class ByRank:

@@ -86,7 +86,11 @@ def largest_block_bytes(trace: Trace) -> int | None:
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
-    """Return a model of the first blocks, with at least one block of each class. If the model cannot be cut, return it whole."""
+    """
+    Return a model of the first blocks, with at least one block of each class. If the model cannot be cut, return it whole.
+
+    Raise ConfigError if a model that cannot be cut has more than MOST_BLOCKS blocks.
+    """
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
     few = max(*first.values(), model.first_blocks) + 1

@@ -169,4 +169,4 @@ class Session:
         return {}
 
     def out_of_memory(self) -> None:
-        """Write the profile so far. The meter calls this if memory runs out."""
+        """Write the profile so far. The worker calls this if memory runs out."""

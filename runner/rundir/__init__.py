@@ -28,7 +28,7 @@ PUBLIC = {
     "records": "Environment Failure JsonFile NodeOutcome NodeRecord PlanRecord RankError Submission TraceTable Tracking "
     "unreadable",
     "run": "key_of load_config load_overrides options_in_force place_run read_config read_overrides",
-    "states": "CRASHED EXIT_STATUS FINAL RESULTS Status claim condition heartbeat is_count owner_is_alive read_state read_status "
+    "states": "CRASHED FINAL RESULTS Status claim condition heartbeat is_count owner_is_alive read_state read_status "
     "started_at update_status",
     "summary": "VERDICT Layouts Summary add_layout measured_rows only_of_completed predicted summarise write_summary",
     "sweep": "PlacedSweep add_runs run_labels run_names sweep_damage sweep_title varying_overrides write_run_list",

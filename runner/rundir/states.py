@@ -27,8 +27,6 @@ RESULTS = frozenset({"completed", "oom", "skipped"})
 """States that count as results. A sweep executes a run in one of these states again only if `sweep.rerun` names the state."""
 CRASHED = frozenset({"failed", "timeout"})
 """States of runs that `sweep.retry` executes again."""
-EXIT_STATUS = {"completed": 0, "interrupted": 130, "preempted": 75}
-"""Exit status for some final states of a single run. For all other final states, the exit status is 1."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 HEARTBEAT_S = 10.0

@@ -57,9 +57,9 @@ def _collect_again() -> None:
 def execute_and_report(run_dir: Path, *, force: bool = False) -> int:
     """Execute the run in a directory, print the result, and return the exit status."""
     from meshrunner.runner.launch.execute import execute
+    from meshrunner.runner.launch.outcome import exit_status
     from meshrunner.runner.launch.report import report
-    from meshrunner.runner.rundir import EXIT_STATUS
 
     outcome, summary = execute(run_dir, force=force)
     report(run_dir, outcome, summary)
-    return EXIT_STATUS.get(outcome.state, 1)
+    return exit_status(outcome.state)

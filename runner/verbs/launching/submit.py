@@ -12,8 +12,8 @@ from meshrunner.runner.config.compose import Composed, Composer
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.config.resumable import usable_runs
+from meshrunner.runner.launch.outcome import exit_status
 from meshrunner.runner.rundir import (
-    EXIT_STATUS,
     JsonFile,
     place_run,
     read_config,
@@ -118,4 +118,4 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def _wait_for_one(run_dir: Path) -> int:
     wait([run_dir])
-    return EXIT_STATUS.get(read_state(run_dir), 1)
+    return exit_status(read_state(run_dir))
