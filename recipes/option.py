@@ -47,8 +47,8 @@ def own_or_installed(module_name: str) -> ModuleType:
     """
     Import a module that the user named, preferably from the current directory.
 
-    The current directory is last on sys.path so that its files do not shadow libraries. But a library can shadow a user's
-    module: other distributions install a top-level `recipes`, and Python prefers it to a directory without `__init__.py`.
+    The current directory is last on sys.path so that its files do not shadow libraries. But then a library can shadow a
+    user's module. For example, if a library installs a top-level package `recipes`, Python ignores the user's `recipes`.
     """
     top = module_name.partition(".")[0]
     file = Path.cwd().joinpath(*module_name.split("."))
@@ -191,9 +191,9 @@ class WholeNumbers(BeforeValidator):
 
 def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> WholeNumbers:
     """
-    Return a validator of whole numbers that also accepts `words` (None: null): `workers: Annotated[int | Auto, whole("auto")]`.
+    Return a validator that accepts whole numbers and `words`: `workers: Annotated[int | Auto, whole("auto")]`.
 
-    `at_most` is a limit that no real run reaches. Larger numbers, usually typos, would fail late or exhaust memory.
+    The word None means null. `at_most` exceeds all real values. Larger numbers, usually typos, would fail late or exhaust memory.
     """
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])

@@ -245,7 +245,7 @@ def update(
 
 
 def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
-    """Accumulate the gradient of the mean loss over micro batches. Return this rank's loss, detached."""
+    """Accumulate the gradient of the loss, averaged over micro batches. Return this rank's mean loss, detached."""
     layout = recipe.parallelism
     total = torch.zeros((), device=batches[0][0].device)
     for i, batch in enumerate(batches, 1):

@@ -89,7 +89,7 @@ class Recipe(Section):
 
     def resumed_from(self, record: Record) -> Self:
         """
-        Return this recipe, resumed from a checkpoint. A null global_batch is replaced by the checkpoint's value.
+        Return this recipe for a run that resumes from a checkpoint. If global_batch is null, use the checkpoint's value.
 
         Raise ConfigError if the checkpoint holds another model or a step after the last step of this run.
         """

@@ -12,7 +12,8 @@ class StopAgreement:
     """
     A non-blocking agreement among ranks to stop if `requested()` is true on any rank.
 
-    After every step, the ranks read the result of the previous all-reduce, usually without waiting, and start another over gloo.
+    After every step, the ranks read the result of the all-reduce started one step earlier, usually without waiting. Then
+    they start the next all-reduce, over gloo.
     """
 
     def __init__(self, requested: Callable[[], bool]) -> None:

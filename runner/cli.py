@@ -68,7 +68,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help_topic(arguments: list[str]) -> str | None:
-    """Return the verb to print help for, "" to print the list of verbs, or None if no help is requested or Hydra prints it."""
+    """Return the verb to print help for, or "" for the list of verbs. Return None if Hydra prints help or none is requested."""
     verb, *rest = arguments or ["help"]
     if verb in HELP or (verb == "help" and not rest):
         return ""

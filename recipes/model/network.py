@@ -74,7 +74,7 @@ class Network(nn.Module):
         return [module for module in self.children() if not isinstance(module, nn.Embedding)]
 
     def active_elements(self, name: str) -> int:
-        """Return how many of a parameter's elements multiply each token: of a stack of experts, only those of chosen experts."""
+        """Return how many elements of a parameter multiply each token. For a stack of experts, count only the chosen experts."""
         return self.get_parameter(name).numel()
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
@@ -100,7 +100,7 @@ def network_of(model: nn.Module) -> Network:
 
 
 class Loads:
-    """Tokens per expert on this rank in the current optimizer step. Plain tensors: DDP would overwrite a buffer with rank 0's."""
+    """Tokens per expert on this rank in the current optimizer step. Not a buffer: DDP would overwrite it with rank 0's counts."""
 
     def __init__(self, bias: Tensor, bias_rate: float) -> None:
         self.bias, self.bias_rate = bias, bias_rate
@@ -112,17 +112,17 @@ class Loads:
         """Number of expert-parallel ranks. Each rank holds an equal, contiguous range of experts."""
 
     def add(self, tokens: Tensor) -> None:
-        """Add the tokens that one forward routed to each expert, [blocks, experts], int64."""
+        """Add the number of tokens that one forward pass routed to each expert, [blocks, experts], int64."""
         with torch.no_grad():
             self.tokens += tokens
 
     @torch.no_grad()
     def balance(self, finite: Tensor) -> dict[str, Tensor]:
         """
-        Sum token counts over ranks, update the biases, reset the counts. Return 0-d fp32 figures, equal on all ranks.
+        Sum token counts over ranks, update the experts' biases, reset the counts. Return 0-d fp32 figures, equal on all ranks.
 
-        Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664, algorithm 1). If `finite`,
-        0-d, bool, is false, biases stay unchanged. A block's violation is (its largest load / its mean load) - 1. The host does
+        Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664, algorithm 1). If `finite`
+        (0-d, bool) is false, biases stay unchanged. A block's violation is (its largest load / its mean load) - 1. The host does
         not wait for the device.
         """
         for group in self.groups:

@@ -42,7 +42,7 @@ def stream_placement(sequence_parallel: bool) -> Placement:
 
 def matmul_styles(into: Iterable[str], out: str, sequence_parallel: bool, other_inputs: int = 0) -> TensorPlan:
     """
-    Return styles that split `into`, the linear layers that read the stream, by columns, and the linear layer `out` by rows.
+    Return styles that split the linear layers `into`, which read the stream, by columns and the linear layer `out` by rows.
 
     This follows Megatron-LM (Shoeybi et al. 2019). other_inputs: number of inputs that the module takes besides the stream.
     """

@@ -1,4 +1,4 @@
-"""The network of Llama 2 and 3. Tensor parallelism takes a second to import, so only functions that use it do so."""
+"""The network of Llama 2 and 3. Functions that use tensor parallelism import it, because the import takes a second."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
     Return the radians per position of each rotated pair, [head_dim / 2], fp32, on the CPU.
 
     The order of operations is copied from transformers (`_compute_llama3_parameters`), because rounding matters: at position
-    8,000 the last bit of a frequency is half a thousandth of a radian.
+    8,000, changing the last bit of a frequency near 1 changes the angle by half a thousandth of a radian.
     """
     freqs = 1.0 / theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
     if scaling is None:
@@ -218,7 +218,7 @@ class Transformer(Network):
         return TruncatedNormal(0.02)
 
     def initial_into_stream(self) -> Initial:
-        """Return the narrower normal distribution for a block's two projections into the stream (Radford et al. 2019, GPT-2)."""
+        """Return the initial distribution of a block's projections into the stream, scaled as in GPT-2 (Radford et al. 2019)."""
         # The variance of the stream should not grow with depth.
         return TruncatedNormal(0.02 / math.sqrt(2 * self.config.n_layers))
 

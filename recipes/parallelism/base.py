@@ -1,4 +1,4 @@
-"""The `parallelism` group. Each kind of parallelism is a subclass of `Parallelism` and has at least its settings."""
+"""The `parallelism` group. Each kind of parallelism is a subclass of `Parallelism`, which declares the settings of all kinds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Parallelism(Option):
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. If not, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit once per call of the unit in forward. If so, it never all-gathers an embedding."""
+    """Whether backward all-gathers a unit once per call of the unit in forward, and never all-gathers an embedding."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: number of devices / (replicate x tensor)."""
@@ -67,8 +67,8 @@ class Parallelism(Option):
     tensor: Count
     """Devices that each matmul is split over."""
     expert: Count = 1
-    """Devices that divide the experts of a block among them and exchange tokens; must divide `shard`. Each expert is
-    sharded over shard / expert devices. 1: every device has a shard of every expert."""
+    """Devices among which the experts of a block are divided. These devices exchange tokens. `shard` must be a multiple of
+    `expert`. Each expert is sharded over shard / expert devices. 1: every device has a shard of every expert."""
     sequence_parallel: bool
     """Shard the residual stream along the sequence over the `tensor` devices."""
     loss_parallel: bool
@@ -213,9 +213,9 @@ class Parallelism(Option):
         self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]
     ) -> tuple[ProcessGroup, ...]:
         """
-        Return the process groups whose ranks hold different shards of a parameter of the model that `apply` returned.
+        Return the process groups whose ranks hold different shards of a parameter.
 
-        split: names of the parameters that tensor parallelism has split.
+        The parameter belongs to the model that `apply` returned. split: names of the parameters that tensor parallelism split.
         """
         from torch.distributed.tensor import DTensor
 

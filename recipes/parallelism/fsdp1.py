@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class FSDP1(Parallelism):
-    """FSDP1 with FSDP2's units and degrees. Resharded units use FULL_SHARD, others SHARD_GRAD_OP; HSDP if `replicate` > 1."""
+    """FSDP1 with FSDP2's units and degrees. Resharded units use FULL_SHARD, other units SHARD_GRAD_OP. With
+    `replicate` above 1, the hybrid forms of these strategies are used."""
 
     wraps_units: ClassVar[bool] = True
 
@@ -79,7 +80,7 @@ class FSDP1(Parallelism):
         return model.no_sync() if self.accumulate == "hold" and not last else nullcontext()
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the sizes of a padded shard of a unit's flat parameter. If any parameter is trained, all have gradients."""
+        """Return the sizes of a padded flat-parameter shard. If any parameter is trained, the whole shard has gradients."""
         aligned = 16 // precision.param_bytes  # FSDP1 aligns each parameter to 16 bytes of the compute dtype
         total = 0
         for parameter in unit.parameters:

@@ -35,8 +35,8 @@ OLDEST = "0.6.1"  # the oldest release that was tested
 
 
 class MegatronFSDP(Parallelism):
-    """ZeRO with NVIDIA's package megatron-fsdp, on GPUs. With `zero` 3, a unit that the plan does not reshard is no unit to
-    the package: its parameters are gathered once per step, into separate memory."""
+    """ZeRO with NVIDIA's package megatron-fsdp, on GPUs. With `zero` 3, the package is given only resharded units of the
+    wrap plan. Parameters of a unit that is not resharded are gathered once per step, into separate memory."""
 
     wraps_units: ClassVar[bool] = True
     checks_units: ClassVar[bool] = True
@@ -167,8 +167,8 @@ class MegatronFSDP(Parallelism):
         """
         Return approximately how many bytes are gathered and reduced for one unit in one step.
 
-        Three effects are ignored. With `zero` 1 and 2, the last called unit is gathered once, not twice. With `zero` 3, some
-        prefetches after a repeated unit are never used. Buckets are padded to whole rows, and some parameters stay in fp32.
+        Four effects are ignored. With `zero` 1 and 2, the last called unit is gathered once, not twice. With `zero` 3, some
+        prefetches after a repeated unit are never used. Buckets are padded to whole rows. Some parameters stay in fp32.
         """
         reduced = unit.trained * {"auto": precision.reduce_bytes, "fp32": 4, "bf16": 2}[self.grad_comm]
         if self.zero == 0 or degrees.shard == 1:
@@ -210,7 +210,7 @@ def without_update(optimizer: Optimizer) -> Iterator[None]:
 
 
 def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
-    """Return the classes of a plan's units. Raise ConfigError if the package, which wraps whole classes, cannot follow it."""
+    """Return the classes of a plan's units. Raise ConfigError if the package cannot apply the plan. It selects units by class."""
     for name, unit in plan.items():
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
             units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"
@@ -284,7 +284,7 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
 
 
 def initialise(wrapped: Any, initialiser: Initialiser) -> None:
-    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse would round them to bf16."""
+    """Initialise the fp32 master weights, then copy them to the compute parameters. Masters copied from bf16 would be rounded."""
     import torch
 
     from meshrunner.recipes.model.init_weights import clean_name

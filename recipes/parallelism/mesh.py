@@ -53,7 +53,7 @@ def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """Return the groups whose ranks hold different tokens: one per data dimension with tensor parallelism, else the world."""
+    """Return groups whose ranks hold different tokens: the world, or with tensor parallelism one group per data dimension."""
     names = mesh.mesh_dim_names or ()
     if "tensor" in names:
         return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """A device's part of a parameter after tensor and expert parallelism, before data parallelism. The largest part if uneven."""
+    """The largest part of a parameter on any device after tensor and expert parallelism, before data parallelism."""
 
     shape: tuple[int, ...]
     trained: bool
@@ -61,7 +61,7 @@ class Traffic(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Numbers of fp32 elements of one unit that the device with the largest shards stores between steps."""
+    """Numbers of fp32 elements stored for one unit between steps, on the device with the largest shards."""
 
     weights: int
     gradients: int

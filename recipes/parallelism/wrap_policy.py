@@ -230,9 +230,9 @@ def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
 
 def top_modules(network: Network) -> list[str]:
     """
-    Return the blocks and the outermost other modules with a matrix, such as the embedding, in `named_modules` order.
+    Return, in `named_modules` order, the blocks and other modules with a matrix, such as the embedding.
 
-    Modules that share a parameter with a module outside them are left out.
+    Other modules are left out if they contain or are inside a returned module, or share a parameter with a module outside them.
     """
     blocks, shared = set(network.block_names()), parameters_shared_outside(network)
     around_blocks = {parent for name in blocks for parent in accumulate(name.split(".")[:-1], "{}.{}".format)}

@@ -76,9 +76,9 @@ class Fitted(NamedTuple):
     hardware: GPU | CPU
     """Device with the fitted constants."""
     unknown: dict[str, float]
-    """For each key: the standard deviation of the constant's logarithm after the fit, divided by that before the fit."""
+    """Uncertainty left by the fit, by key: standard deviation of the constant's logarithm after the fit / before the fit."""
     ratio_unknown: float
-    """The same quotient for (matmul speed / memory speed). How much compiling speeds up a run depends on this ratio."""
+    """Uncertainty left in (matmul speed / memory speed). This ratio decides how much compiling speeds up a run."""
 
     @property
     def tells_apart(self) -> bool:
@@ -146,7 +146,7 @@ def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
 
 
 def _constants(hardware: GPU | CPU) -> list[FittedConstant]:
-    """Return the constants to fit that are not zero. If a constant is unknown, fit the constant coupled to it instead."""
+    """Return the constants to fit. Leave out zero constants. Replace an unknown constant by the one that is coupled to it."""
     known = (
         each if attrgetter(each.key)(hardware) is not None else each._replace(key=each.coupled)
         for each in (OF_GPU if isinstance(hardware, GPU) else OF_CPU)

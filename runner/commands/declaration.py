@@ -33,7 +33,7 @@ class Argument:
 
 class Flag:
     """
-    An option that meshrunner parses or, if `hydra`, that Hydra parses.
+    An option. Hydra parses it if `hydra` is true; otherwise meshrunner does.
 
     The last of `flags` is the longest. `metavar` names the value in help texts. It is empty if the option takes no value, and
     `[NAME]` if the value may be omitted. If `repeats`, the option may be given several times and its value is a list. At most

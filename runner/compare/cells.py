@@ -122,7 +122,7 @@ def _few_steps(run: Run) -> str:
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """Return a line for each reason why rows did not complete or were measured from a later step. Each line names its rows."""
+    """Return a line for each reason why rows did not complete or their first steps are not measured. Each line names its rows."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)

@@ -104,7 +104,7 @@ class Comparison:
     """The comparison of each row with its baseline; None for a row that has no baseline or is itself a baseline."""
     remarks: list[str]
     scaling: list[float | None] = field(default_factory=list)
-    """WPS of each row in percent of a reference, the row with the fewest devices and otherwise equal keys. None if unknown."""
+    """WPS of each row in percent of the WPS of its reference row, which `_scaling` selects. None if unknown."""
     selection: str = ""
     """Description of the selected rows, such as `12 of 60 rows (parallelism=fsdp2)`; empty if nothing was selected."""
 
@@ -224,7 +224,7 @@ def _compared(row: Row, baseline: Row, speed: Figure) -> Against:
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
     """
-    Return `Comparison.scaling`, relative to the first row that has the fewest devices and otherwise equal keys.
+    Return `Comparison.scaling`. Among rows that differ only in SCALES, the first with the fewest devices is the reference.
 
     WPS uses wall-clock time, even on CPUs. CPU time would omit the time that processes spend waiting for each other.
     """

@@ -15,7 +15,7 @@ from meshrunner.runner.figures import figure_of, number
 LISTED = 3
 """Maximum number of rows that a sentence names."""
 SAME_MEMORY = 1.02
-"""Lower limit of (highest memory peak / lowest memory peak) for naming the row that uses the least memory."""
+"""Ratio of the highest to the lowest memory peak below which no row is named as using the least memory."""
 WORKLOAD = ("model", "seq_len")
 """Sections and keys that decide the work per token. If rows differ in these keys, no row is called the fastest."""
 MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
@@ -73,7 +73,7 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _against(comparison: Comparison) -> Iterator[str]:
-    """Yield a sentence per value of the baseline's key: median and range of speed gains, and how many gains are noise."""
+    """Yield a sentence per value of the baseline's key, with the median and range of speed gains and the number within noise."""
     if comparison.baseline is None:
         return
     key, baseline = comparison.baseline

@@ -86,9 +86,9 @@ def scheduled(schedule: Schedule) -> Plan:
     Place units in one arena, such that units that are alive together do not overlap.
 
     If the units can be divided into two sides so that units alive together are on different sides, one side is placed at the
-    bottom of the arena and the other at the top. No arena can be smaller. Otherwise the smallest of three plans is used.
-    (1) Units are placed from the largest to the smallest, each in the lowest gap that fits. (2) Units are placed in schedule
-    order, each in the lowest gap that fits. (3) Units to which `_copies` gives the same number share a slot.
+    bottom of the arena and the other at the top. This is the smallest possible arena. Otherwise the smallest of three plans is
+    used. (1) Units are placed from the largest to the smallest, each in the lowest gap that fits. (2) Units are placed in
+    schedule order, each in the lowest gap that fits. (3) Units to which `_copies` gives the same number share a slot.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
@@ -115,7 +115,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Number the units in order. Each gets the lowest number that no earlier unit alive at the same time has."""
+    """Number the units in order. Each unit gets the lowest number that none of its earlier neighbours in `near` has."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
@@ -225,7 +225,7 @@ def predicted(
 
 
 def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
-    """Return units in call order. A unit called repeatedly, such as the output projection, also follows each later unit."""
+    """Return units in call order. If a resharded unit is called several times, list it again after each later unit."""
     order: list[str] = []
     repeated: list[str] = []
     for name, unit in units.items():
