@@ -95,7 +95,7 @@ def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int 
 
 
 def _split_dims(network: Network) -> dict[str, int]:
-    """Return, by parameter name, the dimension that tensor parallelism splits. A table is [rows, width], a weight [out, in]."""
+    """Return the dimension that tensor parallelism splits, by parameter name. Tables are [rows, width]; weights are [out, in]."""
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

@@ -81,7 +81,7 @@ class Against:
     p_value: float | None
     """The p-value of the difference in speed; None if there are too few repeats."""
     repeats: int
-    """Number of completed runs with a known speed, in the row or in the baseline, whichever is smaller."""
+    """Number of completed runs with a known speed: the row's number or the baseline's number, whichever is smaller."""
     verdict: Parity
 
     @property

@@ -60,7 +60,7 @@ def peak(schedule: Schedule) -> int:
 
 
 def fixed_pool(schedule: Schedule) -> tuple[int, int]:
-    """Return two sizes in bytes: two buffers of the most common shape, and one buffer per unit of another shape."""
+    """Return the bytes of two buffers of the most common shape, and the bytes of one buffer per unit of another shape."""
     if not schedule.units:
         return 0, 0
     buckets = schedule.units.values()
