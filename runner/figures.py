@@ -1,6 +1,6 @@
 """
-The table of all metrics. Each metric is one line of FIGURES. The keys of rows and summaries, how ranks, steps and repeats are
-merged, table columns and cells, the progress line, chart titles and the table in docs/figures.md follow from that line.
+The table of all metrics. Each metric is one line of FIGURES, which determines its keys in rows and summaries, how it is merged
+over ranks, steps and repeats, and how it appears in tables, charts, the progress line and docs/figures.md.
 
     python -m meshrunner.runner.figures     prints the table of docs/figures.md
 """
@@ -48,7 +48,7 @@ class Figure(NamedTuple):
     over_ranks: Literal["mean", "max", "sum", ""] = ""
     """Statistic that merges the ranks' own values; empty if the figure follows from other figures."""
     by_rank: bool = False
-    """Whether summary.json lists every rank's value, too: the mean over steps of a time, the peak of memory."""
+    """Whether summary.json also lists a value for every rank: the mean over steps of a time, or the peak of memory."""
     higher_is_better: bool = False
     optional: bool = False
     """Whether only some recipes have it, such as those with experts. Other runs have no such key."""
@@ -57,7 +57,7 @@ class Figure(NamedTuple):
     unless: str = ""
     """Key of the figure that replaces this one in tables where it is known."""
     but: str = ""
-    """Key in summary.json that marks runs whose value counts only if all repeats have the mark; then the mark is shown."""
+    """Key in summary.json that marks a run. The value of a marked run counts only if all repeats are marked; cells say so."""
     predicts: str = ""
     """Key of the measured figure that this one predicts; the relative error is shown in parentheses."""
 

@@ -35,8 +35,8 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
     """
     Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank.
 
-    The norm is accumulated in fp64, because the rounding error of an fp32 sum on a CPU depends on how the layout shards. FSDP1
-    and FSDP2 are otherwise bit-identical, but clipping by an fp32 norm (relative error 2e-6) would make them drift apart.
+    The norm is accumulated in fp64, because the rounding error of an fp32 sum on a CPU depends on how the layout shards. Apart
+    from this norm, FSDP1 and FSDP2 are bit-identical. An fp32 norm (relative error 2e-6) would make clipped runs drift apart.
 
     All ranks must call this with the same parameters. device: where the all-reduce runs; default: the parameters' device.
     """

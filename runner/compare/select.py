@@ -59,7 +59,7 @@ class Filter(NamedTuple):
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if `=` or `!=` has a value not in `values`, or if `<` or `>` is used and no value is a number."""
+        """Raise ConfigError if the condition names a value not in `values`, or uses `<` or `>` and no value is a number."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):

@@ -60,7 +60,7 @@ def visible_gpus() -> list[str]:
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use. If several runs share the node, this is the share of its run."""
+    """Return the number of CPU cores that this process may use. If several runs share the node, return this run's share."""
     own = len(os.sched_getaffinity(0))
     return min(own, int(os.environ.get(CORES, own)))
 

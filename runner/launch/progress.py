@@ -26,7 +26,7 @@ PROGRESS = ("state", "step", "last WPS", "memory", "left")
 YIELDING = ("last WPS", "median WPS", "memory")
 """Columns that are omitted on a narrow terminal: first `memory`, then `median WPS`, then `last WPS`."""
 NAME_ROOM, SHORTEST_NAME = 20, 8
-"""Columns in YIELDING are omitted until run names have NAME_ROOM characters. They always have at least SHORTEST_NAME."""
+"""Columns in YIELDING are omitted until run names have NAME_ROOM characters. Names always have at least SHORTEST_NAME."""
 LEAVING = ("norm", "mfu", "memory", "loss")
 """Parts of a run's live line that are omitted on a narrow terminal, in this order."""
 SPINNER = 2

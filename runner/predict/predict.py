@@ -42,7 +42,7 @@ def predict(
     experiment: Experiment, device: ExpectedDevices, *, active_only: bool = False, with_timeline: bool = False
 ) -> Forecast:
     """
-    Predict a run that passed `fit`. Re-raise exceptions from classes of the user (see `own_code.fault`).
+    Predict a run that passed `fit`. An exception raised in the user's own code is not caught (see `own_code.fault`).
 
     With `active_only`, trace two shallow models if possible. This is faster but does not predict reserved memory. With
     `with_timeline`, always trace at full depth. The forecast then has a timeline of memory over the last step.

@@ -23,7 +23,7 @@ from meshrunner.runner.rundir import StepRow, measured_rows
 POINTS = 600
 """Maximum number of points in a curve. A longer curve is thinned out evenly."""
 ALL_POINTS = 80_000
-"""Maximum number of points in all curves of a chart together. With many curves it is exceeded: each may keep FEWEST_POINTS."""
+"""Maximum number of points in all curves of a chart together. Many curves may exceed it, since each keeps FEWEST_POINTS."""
 FEWEST_POINTS = 100
 BINS = 24
 """Number of bins in a histogram, and the minimum number of values for which a histogram is drawn."""

@@ -37,9 +37,9 @@ SCRIPTS = ("svg", "select", "draw", "table", "charts", "settings", "curves", "ma
 VALUES = 12
 """Maximum number of values listed per key above the table."""
 REASONS = 6
-"""Maximum length of the list of `reasons` below the table that is shown unfolded. The user can unfold a longer list."""
+"""If the list of `reasons` below the table has more lines than this, the page folds it until the user opens it."""
 UNFOLDED = 12
-"""Largest number of runs that are listed unfolded. A longer list is folded until the user opens it or clicks a row's number."""
+"""If there are more runs than this, their list is folded until the user opens it or clicks a row's number."""
 LOG_LINES = 15
 """Maximum number of lines shown from the end of a log."""
 

@@ -1,4 +1,4 @@
-"""Parse Hydra's command line: check its flags, and translate the overrides that a user types into Hydra's syntax."""
+"""Parse Hydra's command line: check its flags, and translate the user's overrides into Hydra's syntax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`meshrunner calibrate`: fit the constants of a `hardware` file to measured runs. `plan` predicts speeds from them."""
+"""`meshrunner calibrate`: fit the constants of a `hardware` file, from which `plan` predicts speeds, to measured runs."""
 
 from __future__ import annotations
 
