@@ -47,12 +47,12 @@ class Row:
 
     @cached_property
     def summaries(self) -> list[dict[str, float | None]]:
-        """The figures of each counted run."""
+        """The figures of each run in `counted`."""
         return [run.figures for run in self.counted]
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
-        """The merged figures of the counted runs."""
+        """The figures of the row, merged over the runs in `counted`."""
         return merged(self.summaries)
 
     @property

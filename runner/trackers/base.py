@@ -27,7 +27,7 @@ class Sink(Protocol):
 
 
 class Tracker(Option):
-    """A service or file format that receives the figures of a run in addition to the run directory."""
+    """A service or file format to which a run's figures are written, in addition to the files in the run directory."""
 
     kinds: ClassVar[dict[str, str]] = {
         "wandb": "meshrunner.runner.trackers.wandb:Wandb",

@@ -25,7 +25,7 @@ __all__ = ["BASIC_SWEEPER", "BasicSweeper", "Callbacks", "Hydra", "create_config
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
-"""Source files of Hydra that import plugins. In a traceback, they are not the plugin at fault."""
+"""Source files of Hydra that import plugins. They are skipped when a traceback is searched for the plugin at fault."""
 
 
 def select_behaviour() -> None:
