@@ -64,7 +64,7 @@ def _typed_words() -> list[str]:
 
 
 def _as_typed(candidate: str, word: str) -> str:
-    """Return a candidate as the shell should insert it: quoted, without any prefix that bash treats as another word (`key=`)."""
+    """Return a candidate as the shell should insert it: quoted, and without a `key=` that bash treats as a separate word."""
     part = os.environ.get("COMP_WORD")
     if part is None:
         return candidate
@@ -130,7 +130,7 @@ def _paths(word: str, *, only_directories: bool = False) -> list[str]:
 
 
 def _terms(word: str, rest: Sequence[str]) -> list[str]:
-    """Return groups, sections, verbs and, unless `word` is empty, keys. If `word` begins with `GROUP=`, return its options."""
+    """Return groups, sections and verbs. If `word` is not empty, add keys. After `GROUP=`, return only the group's options."""
     from meshrunner.runner import shipped
     from meshrunner.runner.commands.parser import parse
     from meshrunner.runner.verbs.reference.help import every_key

@@ -149,7 +149,7 @@ def warn(text: str) -> None:
 
 
 def shown(path: Path) -> Path:
-    """Return the path relative to the current directory if it lies inside it; otherwise return it unchanged."""
+    """Return a path inside the current directory as a relative path, and any other path unchanged."""
     with suppress(FileNotFoundError, ValueError):  # the current directory was removed, or the path is not below it
         return path.relative_to(path.cwd())
     return path

@@ -37,7 +37,7 @@ FACTS: dict[str, Callable[[Run], Any]] = {
     "meshrunner": lambda run: run.environment.packages.get("meshrunner"),
     "commit": lambda run: (run.environment.git_commit or "")[:8] or None,
 }
-"""Functions by title, each of which returns a fact about a run. Facts affect measurements but are not in the configuration."""
+"""Title of each fact about a run, and function that reads it. Facts affect measurements but are not in the configuration."""
 
 
 def text(value: Any) -> str:
@@ -58,10 +58,10 @@ def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 class Keys:
     """
-    The settings that vary between runs: groups whose options differ, single keys, and facts (device, versions).
+    The settings that vary between runs: groups in which runs chose different options, single keys, and facts (device, versions).
 
-    A key inside a varying group is listed only if the user set it, or if two runs that chose the same option differ in it.
-    A fact is listed if two runs with equal settings differ in it. Other facts that vary are mentioned in `remarks`.
+    A key inside a varying group is in `names` only if the user set it, or if two runs that chose the same option differ in it.
+    A fact is in `names` if two runs with equal settings differ in it. Other facts that vary are mentioned in `remarks`.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -124,7 +124,7 @@ def _option(run: Run, group: str) -> str | None:
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return, in order of appearance, the keys whose values differ between configurations or that some configurations lack."""
+    """Return the keys that differ between configurations, in order of appearance. A missing key counts as a difference."""
     names = dict.fromkeys(key for config in configs for key in config)
     return [name for name in names if _differ((None, config.get(name, ...)) for config in configs)]
 

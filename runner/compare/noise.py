@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean, variance
 
 REPEATS = 3
-"""Minimum number of runs of a row, and of its baseline, for a test of their difference."""
+"""A row is tested against its baseline only if each of the two has at least this many runs."""
 ALPHA = 0.01
 """Probability that a test mistakes noise for a difference between a row and its baseline. With three runs of the row and three
 of the baseline, a test detects differences of at least about four times the standard deviation between runs."""

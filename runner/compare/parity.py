@@ -29,8 +29,8 @@ class Parity:
     kind: str
     """`identical`, `agrees`, `within seeds`, `differs` or `different data`; empty if the curves cannot be compared."""
     difference: float | None = None
-    """Largest relative difference at any step; None if it is infinite or was not computed. The values that differ are those of
-    `curve` if `kind` is `differs`, the mean losses if `kind` is `within seeds`, and otherwise the losses."""
+    """Largest relative difference at any step; None if it is infinite or was not computed. If `kind` is `differs`, this is the
+    difference of `curve`; if `kind` is `within seeds`, of the mean losses; otherwise of the losses."""
     curve: str = ""
     """Title of the curve that exceeds its tolerance first; empty unless `kind` is `differs`."""
     step: int | None = None

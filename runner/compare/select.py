@@ -38,9 +38,9 @@ class Field(NamedTuple):
     open: bool = False
     """Whether `--where` may name a value that no row has, such as state=oom. For other fields, such a condition is an error."""
     better: str = ""
-    """For a figure, `high` or `low`: the values that are better and sorted first. Empty for other fields."""
+    """Whether `high` or `low` values of a figure are better. Better values are sorted first. Empty for other fields."""
     constant: bool = False
-    """Whether the field is a setting but not a varying key. If a short name is ambiguous, other fields take precedence."""
+    """Whether the field is a setting but no varying key. A short name means such a setting only if no other field fits."""
 
 
 class Filter(NamedTuple):
@@ -155,7 +155,7 @@ def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[i
 def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
-    """Select at most `top` rows that meet all conditions, sorted by `sort` or by speed. Raise ConfigError if there are none."""
+    """Select at most `top` rows that meet all conditions, sorted by `sort` or by speed. Raise ConfigError if no row fits."""
     fields, rows = _fields(comparison), comparison.rows
     if top is not None and top < 1:
         raise ConfigError(f"--top: expected a number of at least 1, got {top}")

@@ -71,10 +71,10 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 
 def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> list[list[Column]]:
     """
-    Split a table into tables of at most `width` characters. If there are several, each begins with a column of row numbers.
+    Split a table into parts of at most `width` characters. If a split is needed, each part begins with a column of row numbers.
 
-    The first `keys` columns name a row and are repeated in every table. If they would fill most of the width, the column
-    `label`, which holds short names of the rows, is repeated instead.
+    The first `keys` columns name a row and are repeated in every part. If they would fill most of the width, repeat `label`
+    instead. This column holds short names of the rows.
     """
 
     def needed(columns: Sequence[Column]) -> int:

@@ -61,7 +61,7 @@ class Launch(Section):
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
-    """Host memory in GiB that a worker may allocate after the recipe starts; null: no limit. A run above it ends as `oom`."""
+    """GiB of host memory that a worker may allocate after the recipe starts; null: no limit. Runs that need more end as `oom`."""
     start_timeout_minutes: Minutes
     """Maximum minutes until the first step is done, compilation included. A run that takes longer ends as `timeout`."""
     timeout_minutes: Minutes
@@ -94,7 +94,7 @@ class Sweep(Section):
     baseline: str | None
     """Setting that identifies the baseline, such as `parallelism=fsdp1`. The table compares all other rows with it."""
     repeat: Annotated[int, whole(at_most=1000)]
-    """Number of runs per combination. A sweep alternates between combinations. Differences between repeats estimate the noise."""
+    """Number of runs per combination. All combinations run once before any is repeated. Repeats show the noise between runs."""
     seeds: Annotated[int, whole(at_most=1000)]
     """Number of seeds per combination, counting up from `seed`. Differences between the seeds estimate the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
@@ -129,7 +129,7 @@ class Experiment(Recipe):
     progress: Annotated[Literal["auto", "steps", "runs"], Affects.DISPLAY] = "auto"
     """Progress output; auto: a live line or table on a terminal, else a line per step of a single run, or per run of a sweep."""
     log_every: Annotated[AutoCount, Affects.FIGURES]
-    """Number of steps after which metrics are read from all ranks; auto: 1 on CPU, 10 on CUDA. Reading waits for the device."""
+    """Interval in steps at which metrics are read from all ranks; auto: 1 on CPU, 10 on CUDA. Reading waits for the device."""
     measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]
     """Number of steps at the start of a run that throughput and peak memory leave out, because torch compiles and tunes then."""
     objective: Annotated[
@@ -162,7 +162,7 @@ def check(config: dict[str, Any]) -> Experiment:
 
 
 def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:
-    """Return the keys that exist at a configuration path. The error about an unknown key suggests a similar one."""
+    """Return the keys that exist at a configuration path. An error message suggests one of them in place of an unknown key."""
     here: Any = Experiment
     for part in loc:
         field = here.model_fields.get(str(part)) if isinstance(here, type) and issubclass(here, BaseModel) else None

@@ -35,7 +35,7 @@ class Efficiency(Section):
     memory: float = Field(gt=0, le=1)
     """Fraction of the memory bandwidth that elementwise operators reach."""
     contention: float = Field(ge=0, le=1)
-    """Slowdown of compute by overlapping communication, as a fraction of the overlapping time."""
+    """Seconds that compute loses per second in which communication overlaps it."""
     kernel_s: float = Field(ge=0)
     """Fixed time per operator on the device, in seconds."""
     host_s: float = Field(ge=0)
@@ -48,7 +48,7 @@ class Calibrated(Section):
     runs: Count
     """Number of measured combinations."""
     error_pct: float = Field(ge=0)
-    """Largest error of a predicted speed, in percent. Each combination is predicted with constants fitted to all others."""
+    """Largest error of a predicted speed, in percent. Constants are fitted to all combinations but the predicted one."""
 
 
 class CPUSpeed(Section):

@@ -31,7 +31,7 @@ def prepare_data(
     """
     Prepare the data that workers need to start. Inside the context, a background process (the producer) reads the other data.
 
-    If two runs use the same data, the second producer waits until the first ends. Workers of both runs read the finished part.
+    If two runs use the same data, the second producer waits until the first ends. Workers of both runs read the finished data.
     Call `doing` with the current work a few times a second. Raise ConfigError if the data is missing or unusable.
     """
     data = experiment.data

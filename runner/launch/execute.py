@@ -139,8 +139,8 @@ def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Displa
     """
     Write environment.json, prepare the data, launch the workers and return the outcome.
 
-    `continued` is the experiment as resumed from a checkpoint. If `same_data`, raise ConfigError if the data differs from
-    the data that the run was trained on so far.
+    `continued` is the attempt's experiment with the changes needed to resume from a checkpoint. Raise ConfigError if
+    `same_data` is true and the data has changed since the run last trained on it.
     """
     run_dir, experiment, devices = attempt.run_dir, attempt.experiment, attempt.devices
     record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))

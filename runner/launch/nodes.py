@@ -110,7 +110,7 @@ class Peers:
         return any(each.state != "completed" for each in self._outcomes()) or bool(self._lost_nodes())
 
     def agree_on_outcome(self, own: Outcome) -> Outcome:
-        """Publish this node's outcome. If it is a failure, wait for the other nodes and return the original failure."""
+        """Publish this node's outcome. After a failure, wait for the other nodes and return the failure that came first."""
         if not self.others:
             return own
         mine = NodeOutcome.model_validate(asdict(own) | {"time": time.time()})

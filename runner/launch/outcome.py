@@ -62,7 +62,8 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
     """
     Return the outcome of a failure, including the rank that failed first. `codes` maps failed ranks to exit codes.
 
-    Prefer ranks that a signal other than SIGABRT killed, then failures that are not collateral, then the earliest error.
+    Blame a rank killed by a signal other than SIGABRT, or else a rank whose failure is not collateral. The earliest error
+    breaks ties.
     """
     errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
@@ -113,7 +114,7 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel killed for lack of memory: in this cgroup, or if unknown, on the machine."""
+    """Return how many processes the kernel killed for lack of memory. Count this cgroup's if possible, else the machine's."""
     for counters in (*_cgroup_files(), MACHINE):
         with suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):

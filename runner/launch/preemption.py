@@ -1,6 +1,6 @@
 """Requests from SLURM, or from the user's first Ctrl-C, to save a checkpoint and end.
 
-Clusters differ in which signals they send and to which processes. SIGTERM reaches every process of a job's steps, but the
+Clusters differ in which signals they send and to which processes. SIGTERM reaches all processes of SLURM's job steps, but the
 workers and the forkserver ignore it. slurm/run.sbatch asks SLURM to send SIGUSR1 to the batch shell. When it arrives, the shell
 writes a file into the run directory. A run also stops if its parent, SLURM's step daemon, was killed.
 """

@@ -175,7 +175,7 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
-    """Return all PROGRESS cells but `state`, from the newest rows. If the number of steps is unknown, `steps` is not an int."""
+    """Return the cells of PROGRESS that follow `state`. `rows` are the newest rows. `steps` is not an int if it is unknown."""
     if not rows:
         return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
     last, times = rows[-1], [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]

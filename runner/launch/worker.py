@@ -35,7 +35,7 @@ STOPPED_EARLY = 75
 
 
 def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: dict[str, str], path: list[str]) -> None:
-    """Run a worker process. `experiment` is pickled: the user's classes in it can be imported only after `path` is set."""
+    """Run a worker process. Unpickle `experiment` only after sys.path is set to `path`: it may hold the user's classes."""
     folder = Path(run_dir)
     forkserver.enter(rank_log(folder, context.rank), environment, path)
     try:

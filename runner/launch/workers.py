@@ -1,7 +1,7 @@
 """Start the workers of a run on this node and wait until they end. The launcher does not import torch.
 
-torch elastic is not used. Once collectives couple the ranks, torch elastic reports a collateral failure ("connection closed by
-peer") as the cause, and a rank that ran out of memory as a network error.
+torch elastic is not used. If one rank fails, others fail because their collectives lose it ("connection closed by peer"). torch
+elastic reports such a failure as the cause: if a rank ran out of memory, the user would see only a network error.
 """
 
 from __future__ import annotations

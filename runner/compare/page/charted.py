@@ -105,7 +105,7 @@ def _known(row: Row, figure: Figure) -> bool:
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]]]:
-    """Return differing keys, a list of distinct values as text, and each run's values as indices into that list (-1: none)."""
+    """Return the keys that differ, one list of all their values as text, and per run the index of each key's value (-1: none)."""
     flat = [flatten(run.config) for run in runs]
     texts: dict[str, int] = {}
     found: dict[str, list[int]] = {}

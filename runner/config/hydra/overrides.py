@@ -80,7 +80,7 @@ def prepared(overrides: Iterable[str]) -> list[str]:
 
 
 def as_typed(overrides: Sequence[str]) -> list[str]:
-    """Undo `prepared` for a list of trackers: replace its overrides by the user's `tracker=[a,b]`."""
+    """Return the overrides with the user's `tracker=[a,b]` in place of the overrides that `prepared` made from it."""
     members = {override: found[1] for override in overrides if (found := MEMBER.fullmatch(override))}
     if "tracker=several" not in overrides or not members:
         return list(overrides)
@@ -130,7 +130,7 @@ def split_outside(text: str, separators: str) -> list[str]:
 
 
 def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
-    """If a sweep varies a group's option, rewrite overrides of its keys as `key=choice(value)`: Hydra applies these per job."""
+    """If a sweep varies `group`, rewrite overrides of its keys as `key=choice(value)`. Hydra applies `choice` in each job."""
     parser = OverridesParser.create()
     sweeps = {override: parser.parse_override(override).is_sweep_override() for override in overrides}
     if not any(sweeps[override] and override.startswith(f"{group}=") for override in overrides):
@@ -144,7 +144,7 @@ def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
 
 
 def check_number(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if a grid has more than MAX_RUNS combinations. This only counts them: Hydra would list them all."""
+    """Raise ConfigError if a grid has more than MAX_RUNS combinations. Count without Hydra, which would list all of them."""
     counts = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         count, value = 1, override.value()

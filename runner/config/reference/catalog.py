@@ -37,7 +37,7 @@ class Key(NamedTuple):
 
     @property
     def group(self) -> str:
-        """Group whose options have the key, or outside of groups, the first part of the key's name."""
+        """Group whose options have the key. If the key is in no group, this is the first part of its name."""
         return shipped.LAUNCHER if self.name.startswith("hydra.launcher") else self.name.partition(".")[0]
 
     @property
@@ -63,7 +63,7 @@ class Key(NamedTuple):
         return "; or ".join(dict.fromkeys(found))
 
     def defaults(self) -> dict[str, Any]:
-        """Return the default value in each option that has the key. Outside of groups, the option is an empty string."""
+        """Map each option that has the key to the key's default. If the key is in no group, the option is an empty string."""
         if self.group not in shipped.groups():
             found = value_at(shipped.top_level(), self.name)
             return {} if found is ... else {"": found}

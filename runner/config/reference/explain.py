@@ -13,7 +13,7 @@ from meshrunner.runner.console import in_two_columns, paragraph
 MANY = 4
 """Maximum number of keys to explain in full. If there are more, each key gets one line."""
 LONGEST_VALUE, LONGEST_DEFAULT = 60, 160
-"""Maximum lengths in a list of keys, in characters: of a key's value, and of the text that describes its defaults."""
+"""Maximum number of characters, in a list of keys, for a key's value and for the description of its default."""
 
 
 def explain_key(key: Key) -> str:
@@ -131,6 +131,6 @@ def _cut(text: str, length: int) -> str:
 
 
 def _is_shown(key: Key, value: Any, keys: list[Key]) -> bool:
-    """Return whether to list a key: it must have a value, and be neither `kind` nor a mapping whose keys are listed anyway."""
+    """Return whether to list a key. Leave out `kind`, keys without a value, and mappings whose own keys are listed instead."""
     has_inner = isinstance(value, dict) and any(each.name.startswith(f"{key.name}.") for each in keys)
     return value is not ... and key.field != "kind" and not has_inner
