@@ -1,7 +1,7 @@
-"""The base class of every option that YAML can choose, and validators for its fields.
+"""`Option`, the base class of all options that YAML can choose, and validators for the fields of options.
 
 A config group is a base class (`Model`, `Parallelism`, ...), and each option is a subclass: its pydantic fields are the YAML
-keys, and its methods do the work. These modules import torch only in functions, so a configuration is checked without torch.
+keys, and its methods do the work. Option modules import torch only inside functions, so checking a configuration needs no torch.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Option(Section):
     """Class of this option: one of the group's short names, or `package.module:Class`."""
 
     def unsupported(self, device_type: str) -> str | None:
-        """Return the reason why this node's `cpu` or `cuda` devices do not support the option, and an alternative; else None."""
+        """Return why this node's `cpu` or `cuda` devices cannot use the option, and what to use instead; None if they can."""
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -193,7 +193,7 @@ def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> WholeN
     """
     Return a validator that accepts whole numbers and `words`: `workers: Annotated[int | Auto, whole("auto")]`.
 
-    The word None means null. `at_most` exceeds all real values. Larger numbers, usually typos, would fail late or exhaust memory.
+    None among `words` accepts null. Numbers above `at_most` are usually typos, and would fail late or exhaust memory.
     """
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])

@@ -2,7 +2,7 @@
 
     train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
 
-needs an initialised process group of nodes x workers ranks. The order of the seven steps of the assembly is fixed, because each
+`train` needs an initialised process group of nodes x workers ranks. The assembly has seven steps in a fixed order, because each
 step changes the modules or parameters that the next step uses.
 """
 
@@ -187,8 +187,8 @@ def train(
     Return the trained model and the last completed step.
 
     If `checkpoints` is None, checkpoints are neither read nor written. Raises ConfigError if the recipe does not fit the
-    devices, the data or the checkpoint, NotSaved if a checkpoint cannot be written, and FloatingPointError (by the meter) if a
-    loss or gradient is not finite.
+    devices, the data or the checkpoint, and NotSaved if a checkpoint cannot be written. The meter raises FloatingPointError if
+    a loss or gradient is not finite.
     """
     run = prepare(recipe, meter, device, nodes, workers, checkpoints)
     recipe, step, consumed = run.recipe, run.done, run.consumed
@@ -245,7 +245,7 @@ def update(
 
 
 def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
-    """Accumulate the gradient of the loss, averaged over micro batches. Return this rank's mean loss, detached."""
+    """Accumulate the gradient of the mean loss over all micro batches. Return this rank's mean loss, detached."""
     layout = recipe.parallelism
     total = torch.zeros((), device=batches[0][0].device)
     for i, batch in enumerate(batches, 1):

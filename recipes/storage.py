@@ -1,4 +1,4 @@
-"""Files that survive a killed process, and the cache directory.
+"""The cache directory, and files that stay intact if the process that writes them is killed.
 
 Files are replaced atomically and verified by size and CRC-32. Only regular files are read: a pipe would block.
 """

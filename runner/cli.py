@@ -1,4 +1,4 @@
-"""The command line: run the verb, turn errors a user can cause into one screen of text, and exit with a status."""
+"""The command line: run the verb, print user errors as one screen of text, and exit with a status."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help_topic(arguments: list[str]) -> str | None:
-    """Return the verb to print help for, or "" for the list of verbs. Return None if Hydra prints help or none is requested."""
+    """Return the verb to print help for, or "" for the list of verbs. Return None if no help is requested or Hydra prints it."""
     verb, *rest = arguments or ["help"]
     if verb in HELP or (verb == "help" and not rest):
         return ""
@@ -78,7 +78,7 @@ def _help_topic(arguments: list[str]) -> str | None:
 
 
 def _run_verb(verb: str, *arguments: str) -> int:
-    """Run a verb. Return the exit status. Print an error that a user can cause as one screen of text."""
+    """Run a verb and return the exit status. Print user errors as one screen of text; let other errors propagate."""
     if COMMANDS[verb].room == "records":
         # Searching for pydantic plugins takes a tenth of the time of a verb that only reads records, and records need no plugin.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
@@ -96,7 +96,7 @@ def _run_verb(verb: str, *arguments: str) -> int:
 
 
 def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, str] | None:
-    """Return the exit status and text for an error a user can cause; None for a fault of this program."""
+    """Return the exit status and text for a user error, or None if the error is a fault of this program."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError

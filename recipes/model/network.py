@@ -1,4 +1,4 @@
-"""`Network`, the interface through which layouts wrap, initialise and train a model, and the types that its methods use."""
+"""`Network` and the types that its methods use. Layouts wrap, initialise and train a model through this interface."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Network(nn.Module):
     expert_mesh: DeviceMesh | None = None
     """Mesh with dimensions `expert_shard` and `expert`; None unless experts are distributed over several devices."""
     observed: Mapping[str, Tensor] = MappingProxyType({})
-    """0-d fp32 tensors, by key in events.jsonl. Each is the sum of a figure over all forward passes of the current step."""
+    """Sums of figures over the forward passes of the current step (0-d, fp32), by each figure's key in events.jsonl."""
     loss: LossFunction
     """
     The loss function, set before training by the `loss` group. With targets, `forward` calls it instead of the output projection:
@@ -43,7 +43,7 @@ class Network(nn.Module):
 
     @abstractmethod
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, [batch, seq, vocab], or, given targets, the mean loss, 0-d, fp32. tokens, targets: [batch, seq]."""
+        """Return the mean loss (0-d, fp32) given targets, else logits [batch, seq, vocab]. tokens, targets: [batch, seq]."""
 
     @abstractmethod
     def block_names(self) -> list[str]:
@@ -66,7 +66,7 @@ class Network(nn.Module):
         return 0
 
     def calls(self, name: str) -> int:
-        """Return how many times a forward pass with targets calls a module, at least 1. name: "" is the network itself."""
+        """Return how many times a forward pass with targets calls a module (at least 1). name: "" is the network itself."""
         return max(1, self.multiplied_modules().count(self.get_submodule(name)))
 
     def multiplied_modules(self) -> list[nn.Module]:
@@ -88,7 +88,7 @@ class Network(nn.Module):
         """Compute the values of all buffers. Called after the network is materialised."""
 
     def observe(self, key: str, value: Tensor) -> None:
-        """Add a figure of this forward pass, 0-d, to `observed`. events.jsonl records its mean over a step's passes and ranks."""
+        """Record a figure of this forward pass (0-d). events.jsonl stores the figure's mean over a step's passes and ranks."""
         if key in self.observed and torch.is_grad_enabled():
             with torch.no_grad():
                 self.observed[key].add_(value)
@@ -121,9 +121,9 @@ class Loads:
         """
         Sum token counts over ranks, update the experts' biases, reset the counts. Return 0-d fp32 figures, equal on all ranks.
 
-        Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664, algorithm 1). If `finite`
-        (0-d, bool) is false, biases stay unchanged. A block's violation is (its largest load / its mean load) - 1. The host does
-        not wait for the device.
+        An expert's load is its token count. Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664,
+        algorithm 1). If `finite` (0-d, bool) is false, biases stay unchanged. A block's violation is
+        (largest load / mean load) - 1. The host does not wait for the device.
         """
         for group in self.groups:
             dist.all_reduce(self.tokens, group=group)

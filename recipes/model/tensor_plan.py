@@ -17,7 +17,7 @@ TensorPlan = dict[str, ParallelStyle]
 
 
 class SplitParameters(ParallelStyle):
-    """Shards each parameter in `dims` along the given dimension. Every rank slices its own full copy, so no data is sent."""
+    """A style that shards each parameter in `dims` along the given dimension. Each rank slices its full copy: no data is sent."""
 
     def __init__(self, dims: dict[str, int]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def stream_placement(sequence_parallel: bool) -> Placement:
 
 def matmul_styles(into: Iterable[str], out: str, sequence_parallel: bool, other_inputs: int = 0) -> TensorPlan:
     """
-    Return styles that split the linear layers `into`, which read the stream, by columns and the linear layer `out` by rows.
+    Return styles that split linear layers: the layers `into`, which read the stream, by columns; the layer `out` by rows.
 
     This follows Megatron-LM (Shoeybi et al. 2019). other_inputs: number of inputs that the module takes besides the stream.
     """

@@ -1,4 +1,4 @@
-"""The network of Llama 2 and 3. Functions that use tensor parallelism import it, because the import takes a second."""
+"""The network of Llama 2 and 3. Tensor parallelism is imported inside functions, because the import takes a second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Return SequenceParallel if the sequence is sharded. Otherwise no style is needed: every rank has the full gradient."""
+        """Return SequenceParallel for a sharded sequence. Otherwise no style is needed: each rank computes the full gradient."""
         from torch.distributed.tensor.parallel import SequenceParallel
 
         return {"": SequenceParallel()} if sequence_parallel else {}
@@ -68,8 +68,8 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """
     Rotate each pair (i, i + head_dim / 2) of a head by the angle of its position (Su et al. 2021), in fp32.
 
-    The transformers library pairs the same elements. Llama's original code pairs adjacent elements, which computes the same
-    function if the query and key weights' rows are reordered. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
+    The transformers library pairs the same elements. Llama's original code pairs adjacent elements. The two conventions
+    differ only in the order of the query and key weights' rows. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
     """
     cos, sin = rope.unsqueeze(1).unbind(2)
     swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)
@@ -77,7 +77,7 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def lacks_grouped_kernel(query: Tensor) -> bool:
-    """Whether torch has no fused kernel for grouped-query attention on `query`. Without one, it stores full score matrices."""
+    """Whether torch lacks a fused grouped-query attention kernel for `query`. torch's fallback stores full score matrices."""
     # Flash and cuDNN attention need 16 bits, and memory-efficient attention needs as many key heads as query heads
     # (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
     return query.is_cuda and query.dtype == torch.float32

@@ -25,7 +25,7 @@ class Trainable(NamedTuple):
 
 
 def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
-    """Return this rank's gradient shards. A rank whose shard of a parameter is empty may have no gradient for it."""
+    """Return this rank's gradient shards. If this rank's shard of a parameter is empty, its gradient may be missing."""
     gradients = (each.parameter.grad for each in trained)
     return [g.to_local() if isinstance(g, DTensor) else g for g in gradients if g is not None]
 

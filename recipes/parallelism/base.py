@@ -1,4 +1,4 @@
-"""The `parallelism` group. Each kind of parallelism is a subclass of `Parallelism`, which declares the settings of all kinds."""
+"""The `parallelism` group. `Parallelism` declares the settings that all kinds share. Each kind is a subclass."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Parallelism(Option):
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. If not, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit once per call of the unit in forward, and never all-gathers an embedding."""
+    """Whether backward all-gathers a unit as often as forward calls it. If so, backward never all-gathers an embedding."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: number of devices / (replicate x tensor)."""
@@ -77,7 +77,7 @@ class Parallelism(Option):
         int | Literal["auto", "always", "never", "except_last"], whole("auto", *RESHARD, at_least=2)
     ]
     """Whether to free a unit's unsharded parameters after forward and all-gather them again in backward. except_last: for all
-    units but the last block, which backward needs immediately. A number: reshard them over that many devices until backward.
+    units but the last block, which backward needs immediately. A number N: reshard parameters over N devices until backward.
     auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
     """When FSDP reduces gradients. reduce: after every micro batch, so a device stores only its shard of the gradients (FSDP2's
@@ -153,7 +153,7 @@ class Parallelism(Option):
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         """
-        Distribute a network on the meta device over the mesh's data-parallel dimensions, then materialise and initialise it.
+        Distribute a meta-device network over the mesh's data-parallel dimensions, then materialise and initialise it.
 
         The network is already split over `tensor` or `expert` devices. Return the model to train: the network or its wrapper.
         """
@@ -163,7 +163,7 @@ class Parallelism(Option):
         return not self.wraps_units
 
     def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Optimizer:
-        """Return `optimizer` or a wrapper around it. `apply` returned `model`. Called before a checkpoint is loaded."""
+        """Return `optimizer` or a wrapper around it. model: returned by `apply`. Called before a checkpoint is loaded."""
         return optimizer
 
     def computing(self, precision: Precision, device_type: str) -> AbstractContextManager[None]:
@@ -175,7 +175,7 @@ class Parallelism(Option):
         return torch.autocast(device_type, precision.param_dtype)
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        """Return the context manager to run a micro batch in. It controls when gradients are reduced; see `accumulate`."""
+        """Set when gradients are reduced (see `accumulate`). Return the context manager to run a micro batch in."""
         return nullcontext()
 
     def after_step(self, model: nn.Module) -> dict[str, float]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class FSDP1(Parallelism):
-    """FSDP1 with FSDP2's units and degrees. Resharded units use FULL_SHARD, other units SHARD_GRAD_OP. With
-    `replicate` above 1, the hybrid forms of these strategies are used."""
+    """FSDP1 with FSDP2's units and degrees. A unit uses FULL_SHARD if it is resharded after forward, else SHARD_GRAD_OP. With
+    `replicate` above 1, units use the hybrid forms of these strategies."""
 
     wraps_units: ClassVar[bool] = True
 

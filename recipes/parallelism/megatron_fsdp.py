@@ -35,8 +35,8 @@ OLDEST = "0.6.1"  # the oldest release that was tested
 
 
 class MegatronFSDP(Parallelism):
-    """ZeRO with NVIDIA's package megatron-fsdp, on GPUs. With `zero` 3, the package is given only resharded units of the
-    wrap plan. Parameters of a unit that is not resharded are gathered once per step, into separate memory."""
+    """ZeRO with NVIDIA's package megatron-fsdp, on GPUs. With `zero` 3, the package's units are only the resharded units
+    of the wrap plan. If a unit is not resharded, its parameters are gathered once per step, into separate memory."""
 
     wraps_units: ClassVar[bool] = True
     checks_units: ClassVar[bool] = True
@@ -210,7 +210,7 @@ def without_update(optimizer: Optimizer) -> Iterator[None]:
 
 
 def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
-    """Return the classes of a plan's units. Raise ConfigError if the package cannot apply the plan. It selects units by class."""
+    """Return the classes of a plan's units. Raise ConfigError if the package, which selects units by class, cannot apply it."""
     for name, unit in plan.items():
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
             units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"
@@ -248,11 +248,11 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
 @contextmanager
 def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) -> Iterator[None]:
     """
-    Let the code in this context materialise a network on the meta device without initialising it.
+    Let the code in this context materialise a meta-device network without setting the values of parameters.
 
     With `unit_by_unit`, megatron-fsdp materialises one module at a time, so a device never holds more than one unsharded unit.
-    After each module, the package calls `reset_parameters`, which here only ties parameters again. Without `unit_by_unit`
-    (`zero` 0), the whole network is allocated before the code in this context runs.
+    After each module, the package calls the module's `reset_parameters`. In this context, that method only ties parameters.
+    Without `unit_by_unit` (`zero` 0), the whole network is allocated before the code in this context runs.
     """
     if not unit_by_unit:
         network.to_empty(device=device)

@@ -1,5 +1,5 @@
 """
-The device mesh, with one dimension for each degree above 1. Tensor and expert parallelism split a network over the mesh here.
+The device mesh, with one dimension for each degree above 1, and the function that applies tensor and expert parallelism.
 
 Tensor and sequence parallelism: Shoeybi et al. 2019, Korthikanti et al. 2022.
 """
@@ -53,7 +53,7 @@ def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """Return groups whose ranks hold different tokens: the world, or with tensor parallelism one group per data dimension."""
+    """Return groups whose ranks hold different tokens: one per data dimension if there is tensor parallelism, else the world."""
     names = mesh.mesh_dim_names or ()
     if "tensor" in names:
         return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
@@ -69,7 +69,7 @@ def data_rank(mesh: DeviceMesh) -> int:
 
 
 def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> frozenset[str]:
-    """Split a network on meta over `tensor` or `expert` devices, in place. Return the names of the tensor-parallel parameters."""
+    """Split a meta-device network over `tensor` or `expert` devices, in place. Return the tensor-parallel parameters' names."""
     from torch import nn
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import parallelize_module

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """The largest part of a parameter on any device after tensor and expert parallelism, before data parallelism."""
+    """A parameter after tensor and expert parallelism, but before data parallelism: the largest part that any device holds."""
 
     shape: tuple[int, ...]
     trained: bool
@@ -54,7 +54,7 @@ class UnitParameters(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes communicated for one unit in one step. A collective counts the bytes of the full unit, not of one shard."""
+    """Bytes communicated for one unit in one step. Each collective adds the bytes of the full unit, not of one shard."""
 
     gathered: int
     reduced: int

@@ -57,7 +57,7 @@ class Wrap(Option):
         """Return `reshard_after_forward` for each unit but the root, in `named_modules` order. None: no override."""
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
-        """Return remarks on a plan that works with a kind of parallelism but may not be intended."""
+        """Return remarks on a plan: details that the kind of parallelism supports but the user may not intend."""
         found = []
         for name, parameters in unit_parameters(network, plan).items() if kind == "fsdp1" else ():
             frozen = sum(p.numel() for p in parameters.values() if not p.requires_grad)
@@ -232,7 +232,7 @@ def top_modules(network: Network) -> list[str]:
     """
     Return, in `named_modules` order, the blocks and other modules with a matrix, such as the embedding.
 
-    Other modules are left out if they contain or are inside a returned module, or share a parameter with a module outside them.
+    Other modules are left out if they contain a block, are inside a returned module, or share parameters with outside modules.
     """
     blocks, shared = set(network.block_names()), parameters_shared_outside(network)
     around_blocks = {parent for name in blocks for parent in accumulate(name.split(".")[:-1], "{}.{}".format)}

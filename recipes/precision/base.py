@@ -123,7 +123,7 @@ class BF16(Precision):
 
 
 class Float8(BF16):
-    """For each matmul of a linear layer, inputs, weights and output gradients are scaled and cast to float8."""
+    """Linear layers multiply in float8: inputs, weights and output gradients are scaled and cast before each matmul."""
 
     scaling: Literal["tensorwise", "rowwise"]
     """One scale per tensor (fastest) or per row (more accurate)."""

@@ -1,4 +1,4 @@
-"""Fits the constants behind predicted speeds to measured runs."""
+"""Fits constants to measured runs. Speeds are predicted from these constants."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
 FEWEST = 2
 """Minimum number of combinations for a fit."""
 ROUGH = 0.7
-"""Share of the measured matmul rate that a model's matmuls are assumed to reach when the search begins."""
+"""Assumed ratio of the matmul rate within a model to the measured matmul rate. The search starts from this ratio."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Fitted constants of a device, and the runs and errors behind the fit."""
+    """Fitted constants of a device, the runs used for the fit, and the prediction errors."""
 
     runs: list[MeasuredRun]
     left_out_errors: list[float]

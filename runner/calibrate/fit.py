@@ -1,9 +1,9 @@
 """
-Fits the constants behind predicted speeds to measured runs.
+Fits a device's constants to measured runs. Speeds are predicted from these constants.
 
-The words per second of a run are a function of the constants, evaluated by replaying the run's trace. The fit is the maximum a
-posteriori estimate, found by `scipy.optimize.least_squares`. The prior of each constant is log-normal around its present value,
-and measured speeds have log-normal noise. So a constant that affects no run keeps its value.
+Replaying a run's trace with given constants predicts the run's words per second. The fit is the maximum a posteriori estimate,
+found by `scipy.optimize.least_squares`. The prior of each constant is log-normal around its present value, and measured speeds
+have log-normal noise. So a constant that affects no run keeps its value.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def constant(hardware: GPU | CPU, key: str) -> float:
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
     """
-    Return `hardware` with its constants scaled. Each factor in `factors` multiplies the constant it names and the constant
-    coupled to that one. No result exceeds the constant's `most`.
+    Return a copy of `hardware` with each constant multiplied by its factor, but not above its `most`. If a coupled constant
+    has no factor of its own, use the factor of the constant it is coupled to.
     """
     for each in (*OF_GPU, *OF_CPU):
         for key in filter(None, (each.key, each.coupled)):
@@ -146,7 +146,7 @@ def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
 
 
 def _constants(hardware: GPU | CPU) -> list[FittedConstant]:
-    """Return the constants to fit. Leave out zero constants. Replace an unknown constant by the one that is coupled to it."""
+    """Return the constants to fit. Leave out zero constants. If a constant is unknown, fit its `coupled` constant instead."""
     known = (
         each if attrgetter(each.key)(hardware) is not None else each._replace(key=each.coupled)
         for each in (OF_GPU if isinstance(hardware, GPU) else OF_CPU)

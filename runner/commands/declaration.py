@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Argument:
-    """A positional argument, parsed into the attribute `name`. `any`: zero or more values; `several`: one or more values."""
+    """A positional argument. `name`: attribute that gets its value. `any`: zero or more values; `several`: one or more values."""
 
     def __init__(
         self,

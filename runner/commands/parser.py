@@ -41,7 +41,7 @@ def existing(directory: Path) -> Path:
 
 
 def suggestion(command: Command, message: str) -> str:
-    """Return ` Did you mean ...?` with the option nearest to the unknown option in argparse's message, or an empty string."""
+    """Return ` Did you mean ...?` with the option most similar to the one that argparse rejects, or an empty string."""
     from meshrunner.recipes.option import did_you_mean  # not at the top: it imports pydantic
 
     unknown = message.removeprefix(UNKNOWN).split() if message.startswith(UNKNOWN) else []

@@ -18,9 +18,9 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     """
     Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
 
-    `scaling_pct` is present if rows differ in number of devices, and `plan/verdict` if any run was predicted. With a baseline,
-    `speed` is the key of the figure that `speed_vs_baseline_pct`, `p_value` and `within_noise` compare. The last two are null if
-    the difference is not tested. If `loss_verdict` is null, `loss_why` is the reason. `runs` lists the repeats.
+    `scaling_pct` is present if rows differ in number of devices, and `plan/verdict` if any run was predicted. If there is a
+    baseline, `speed` is the key of the figure that `speed_vs_baseline_pct`, `p_value` and `within_noise` compare. `p_value` and
+    `within_noise` are null if the difference is not tested. `loss_why` explains a null `loss_verdict`. `runs` lists the repeats.
     """
     found = []
     scales = any(each is not None for each in comparison.scaling)

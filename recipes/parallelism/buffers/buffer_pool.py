@@ -43,7 +43,7 @@ class Use(NamedTuple):
     begin: int
     end: int
     released: Callable[[], bool]
-    """Whether no references to the buffer remain, for example from a view or from one of torch's threads."""
+    """Whether all references to the buffer are gone, including views and references held by torch's threads."""
 
 
 class BufferPool:
@@ -54,7 +54,7 @@ class BufferPool:
     each unit has a fixed range in an arena. Every request checks that no other buffer uses the range, so a wrong plan raises an
     error instead of corrupting data.
 
-    GPU kernels may still read a buffer that FSDP2 has released. FSDP2 makes the stream that fills the next buffer wait for them.
+    GPU kernels may still read a buffer that FSDP2 has released. The stream that fills the next buffer waits for these kernels.
     """
 
     def __init__(self, place: Callable[[Schedule], Plan], in_flight: InFlight) -> None:
@@ -129,7 +129,7 @@ class BufferPool:
             )
 
     def _wait_until_free(self, unit: str, begin: int = 0, end: int = 0) -> None:
-        """Wait until the unit's buffers and all that overlap [begin, end) are released. Raise ConfigError after PATIENCE_S."""
+        """Wait until the unit's buffers and all buffers overlapping [begin, end) are free. Raise ConfigError after PATIENCE_S."""
         self._uses = [use for use in self._uses if not use.released()]
         deadline = time.monotonic() + PATIENCE_S
         for use in self._uses:

@@ -1,5 +1,5 @@
 """
-FSDP2's requests for communication buffers (recorded, or predicted from the wrap plan) and their offsets in one arena.
+Offsets in one arena for the communication buffers that FSDP2 requests. Requests are recorded or predicted from the wrap plan.
 
 `fixed_pool` and `max_pool` follow Megatron-FSDP (Megatron-LM PR 5462). `scheduled` never needs more memory than `max_pool`.
 """
@@ -50,7 +50,7 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return a set for each request in `order`: the last `most` units requested so far. They are alive at the same time."""
+    """Return the sets of units alive at the same time: after each request in `order`, the last `most` requested units."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
@@ -60,7 +60,7 @@ def peak(schedule: Schedule) -> int:
 
 
 def fixed_pool(schedule: Schedule) -> tuple[int, int]:
-    """Return the bytes of two buffers of the most common shape, and the bytes of one buffer per unit of another shape."""
+    """Return the bytes of two buffers of the most common shape, and the total bytes of all buffers of other shapes."""
     if not schedule.units:
         return 0, 0
     buckets = schedule.units.values()
@@ -115,7 +115,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Number the units in order. Each unit gets the lowest number that none of its earlier neighbours in `near` has."""
+    """Number the units in order. Neighbours in `near` get different numbers, and each unit gets the lowest free number."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
@@ -176,7 +176,7 @@ REDUCE_SCATTER_INPUTS = InFlight(1, 1)
 
 def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
     """
-    Return the number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
+    Return the maximum number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
 
     In forward, FSDP2 releases the output of a unit when the next unit's output has arrived. In backward, FSDP2 releases an
     output as soon as it is copied out. repeats: whether forward calls some units several times. Such a unit is not
@@ -225,7 +225,7 @@ def predicted(
 
 
 def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
-    """Return units in call order. If a resharded unit is called several times, list it again after each later unit."""
+    """Return units in call order. A resharded unit R that is called several times follows each later unit: R, A, R, B, R."""
     order: list[str] = []
     repeated: list[str] = []
     for name, unit in units.items():
