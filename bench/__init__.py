@@ -1,1 +1,1 @@
-"""Benchmarks: `make bench` runs all of them, and `python -m bench NAME...` runs those named."""
+"""Benchmarks. `make bench` runs all of them. `python -m bench NAME...` runs only the benchmarks with these names."""

@@ -25,7 +25,7 @@ from meshrunner.runner.config.devices import cores, cpu_name
 BIN = Path(sys.executable).parent
 PLAIN = Path(__file__).with_name("plain_fsdp2.py")
 SHORT, LONG = 4, 24
-"""Steps of a short and of a long run. The difference of their CPU times excludes start-up."""
+"""Number of steps in a short and in a long run. The difference between the CPU times of the two runs excludes start-up."""
 PAIRS = 5
 CONFIGURATION = [
     "hardware=cpu",  # like the hand-written loop
@@ -160,7 +160,7 @@ ROUNDS = 3
 
 
 def sweep(folder: Path) -> None:
-    """Print how many seconds 16 short jobs take as one sweep, and as 16 launches by torchrun one after the other."""
+    """Print the seconds that 16 short jobs take in one sweep, and the seconds that 16 successive torchrun launches take."""
     for title, shapes in JOBS.items():
         ours, theirs, first = [], [], []
         for _ in range(ROUNDS):
@@ -210,13 +210,13 @@ ODD = "{:04} [bold] \U0001f600 'a|b' $(x)\n\x1b[31m"
 
 
 def status(folder: Path) -> None:
-    """Time `status` on many finished runs with plain or odd names, and time a loop that only reads their states and summaries."""
+    """Time `status` on finished runs with plain or odd names. Also time a loop that only reads the runs' states and summaries."""
     for count, name in ((1000, "{:04}"), (2000, ODD)):
         _against_reading("status", _sweep_of(folder, count, name), "*/s*.json")
 
 
 def _sweep_of(folder: Path, count: int, names: str) -> Path:
-    """Create a sweep folder with `count` copies of one run, each with its own sequence length, and return its path."""
+    """Create and return a sweep folder with `count` copies of one run. Each copy has a different sequence length."""
     run, sweep = folder / "run", Path(tempfile.mkdtemp(dir=folder)) / f"{count} runs"
     if not run.exists():
         short = ["steps=30", "seq_len=32", *_but(CONFIGURATION, "seq_len")]

@@ -1,4 +1,4 @@
-"""A hand-written FSDP2 loop over the same model, started by torchrun: the baseline of the benchmarks.
+"""A hand-written FSDP2 loop that trains meshrunner's Llama under torchrun: the baseline of the benchmarks.
 
 torchrun --nproc-per-node 2 bench/plain_fsdp2.py --steps 20
 """

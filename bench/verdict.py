@@ -14,7 +14,7 @@ TWINS = [
     *("experiment=fsdp1_vs_fsdp2", "parallelism=fsdp2", "steps=8", "tracker=none"),
     *("+launch.env.TWIN=a,b", "sweep.baseline=launch.env.TWIN=a"),
 ]
-"""Overrides of a sweep like the demo. Its two combinations differ only in an environment variable that no code reads."""
+"""Overrides of a sweep similar to the demo. The two combinations differ only in an environment variable that no code reads."""
 
 
 def verdict(folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""Models, parallelism, precision, optimizers, data, and the recipe that assembles and trains them."""
+"""Models, parallelism, precision, optimizers, data, and the recipe that combines them and trains the model."""

@@ -52,7 +52,7 @@ class Compile(Option):
         """Compile a block in place. contains_units: the block contains FSDP units, whose all-gathers break its graph."""
 
     def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function`, such as the cross entropy, compiled if this option compiles functions, else unchanged."""
+        """Compile a function, such as the cross entropy. Options that do not compile functions return it unchanged."""
         return function
 
     def compile_model(self, model: nn.Module, *, contains_units: bool) -> None:

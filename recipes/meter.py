@@ -65,7 +65,7 @@ class Meter(Protocol):
         """
         Report that an optimizer step, counted from 1, was launched. On an accelerator, the step may still be running.
 
-        Raises FloatingPointError if a loss or gradient norm reported since metrics were last read is not finite.
+        A call that reads metrics raises FloatingPointError if a loss or gradient norm since the previous read is not finite.
 
         All tensors are 0-d and on the device. loss: this rank's mean token loss; grad_norm: global gradient norm before clipping;
         tokens: tokens of all ranks; observed: further figures, by key in events.jsonl. The keys are the same at every step.

@@ -25,7 +25,7 @@ MINUTES, QUICK_MINUTES = 8.0, 3.8
 RESERVE_S = 20.0
 """Seconds at the end of the bench in which no further row starts."""
 LIMIT_S, CPU_LIMIT_S = 240.0, 1200.0
-"""Seconds after which a command is stopped because it seems to hang, on GPUs and on a CPU."""
+"""Seconds after which a command is stopped because it seems to hang: LIMIT_S on GPUs, CPU_LIMIT_S on a CPU."""
 RESUMED = ("dcp", "dcp_async")
 
 

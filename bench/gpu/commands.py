@@ -136,6 +136,6 @@ def _log(run_dir: Path, ended: Ended) -> str:
 
 
 def shown(path: Path) -> str:
-    """Return a path inside the current directory relative to that directory. Return any other path unchanged."""
+    """Shorten a path inside the current directory to a relative path. Return any other path unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

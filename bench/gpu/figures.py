@@ -1,4 +1,4 @@
-"""Measure speed, memory and start-up of Llamas of real shapes, alternating between meshrunner and the hand-written loop."""
+"""Measure speed, memory and start-up for realistic Llama shapes, alternating between meshrunner and the hand-written loop."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ AXES = {
     "activation_checkpoint": ("none", "full", "selective_op", "selective_layer", "memory_budget"),
     "loss": ("plain", "chunked"),
 }
-"""Options to combine. Any two options of different groups occur together in a row below. `--product` runs all combinations."""
+"""Options to combine. For any two compatible options, a row below uses both of them. `--product` runs all combinations."""
 
 REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoint=none loss=plain"
 """Reference for the losses and gradient norms of all rows whose model has no experts."""
@@ -32,7 +32,7 @@ FIRST = [
     "precision=bf16 profiler=trace",
     "precision=bf16 profiler=memory",
 ]
-"""Rows that run before the figures."""
+"""Rows that run before any figures are measured."""
 
 SEVERAL = {
     "parallelism=tp precision=bf16 compile=per_block": 2,
@@ -89,7 +89,7 @@ REST = [
     "parallelism=fsdp2 parallelism.cpu_offload=true precision=fp32 parallelism.accumulate=hold",
     "parallelism=ddp precision=bf16 compile=per_block activation_checkpoint=selective_op",
 ]
-"""Rows that run after the first figures."""
+"""Rows that run after the first figures are measured."""
 EXPERTS = [
     "model=moe_tiny precision=bf16 compile=per_block",
     "model=moe_tiny precision=fp32",

@@ -57,7 +57,7 @@ class Machine(NamedTuple):
         return what + f"{self.cores} cores, " + ", ".join(self.versions)
 
     def lanes(self) -> list[dict[str, str]]:
-        """Return one environment per concurrent row. With a single GPU, all rows share it; with more, each row gets two GPUs."""
+        """Return one environment per concurrent row. Rows share a single GPU. If there are several GPUs, each row gets two."""
         if self.gpus == 1:
             return [{} for _ in range(1 if self.exclusive else max(1, min(4, self.cores // 4)))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -130,7 +130,7 @@ class PlainLlama(nn.Module):
                 weight.normal_(0.0, 0.02 / math.sqrt(2 * shape.n_layers) if into_residual else 0.02)
 
     def prepare(self, recompute: str, compile: str) -> None:
-        """Apply recomputation (`none`, `full`, `selective_op`) and compilation (`eager`; `per_block` also compiles the loss)."""
+        """Apply recomputation (`none`, `full`, `selective_op`) and compilation (`eager`; `per_block`: blocks and loss)."""
         how = {"backend": "inductor", "fullgraph": True, "dynamic": False}
         for number, block in enumerate(self.layers):
             if recompute == "full":

@@ -50,7 +50,7 @@ def overridden(words: list[str]) -> list[str]:
 def grid_row(
     row: str, number: int, small: Small, commands: Commands, lane: dict[str, str], reference: Steps, devices: int | None
 ) -> tuple[Result, Steps]:
-    """Run a row. It works if its expected files exist and its losses match `reference`. An empty `reference` is not compared."""
+    """Run a row. It works if it writes the expected files and its losses match `reference`. An empty `reference` matches all."""
     name = f"row-{number:03}"
     run_dir = commands.folder / name
     arguments = ["run", *small.overrides(row, devices), f"hydra.run.dir={run_dir}"]

@@ -1,4 +1,4 @@
-"""The shape of the hand-written Llama; importing it does not import torch."""
+"""The shape of the hand-written Llama. This module does not import torch."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class MemoryBudget(ActivationCheckpoint):
     """The compiler chooses the activations to save within a memory budget (functorch's knapsack partitioner)."""
 
     budget: float = Field(ge=0, le=1)
-    """Allowed activation memory, as a fraction of what compiled code saves by default. 0 recomputes all; 1 is the default."""
+    """Allowed activation memory, as a fraction of what compiled code saves by default. 0: recompute all; 1: change nothing."""
 
     def configure(self) -> None:
         import torch._functorch.config

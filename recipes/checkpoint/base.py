@@ -58,7 +58,7 @@ class DCP(Checkpoint):
     every: Count
     """Steps between checkpoints. The last step is always saved."""
     keep: Annotated[int | None, whole(None), Affects.FILES]
-    """Number of checkpoints to keep, the newest ones; null keeps all checkpoints."""
+    """Number of newest checkpoints to keep; null keeps all checkpoints."""
 
     def saver(self, folder: Path, training: Training) -> Saver:
         from meshrunner.recipes.checkpoint.save import DCPSaver
@@ -68,8 +68,8 @@ class DCP(Checkpoint):
 
 class DCPAsync(DCP):
     """
-    The same files as `dcp`, written in the background. Training waits until the previous save ends and the state is copied
-    to host memory.
+    The same files as `dcp`, written in the background. At each save, training waits only until the previous save has ended
+    and the new state is copied to host memory.
 
     At its first save, every rank allocates host memory for a copy of its shards. Later saves reuse this memory.
     """

@@ -232,7 +232,7 @@ def remove_leftovers(folder: Path) -> None:
 
 def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | None:
     """
-    Return the newest checkpoint whose checksums all match, or None to start from step 1. All ranks return the same.
+    Return the newest checkpoint whose checksums all match, or None to start from step 1. All ranks return the same result.
 
     Each rank verifies its share of the files. Raises ConfigError on every rank if `load` contains no good checkpoint.
     """

@@ -2,8 +2,8 @@
 Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors of any layout, and load checkpoints.
 
 With FSDP1 and tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
-`_UnevenShards` corrects this, but only for parameters. An optimizer state tensor has the shape of its parameter. To read it, its
-values are copied into the parameter, and the parameter is read. Writing works the other way round.
+`_UnevenShards` corrects this, but only for parameters. An optimizer state tensor has the shape of its parameter. To read the
+tensor, copy it into the parameter and read the parameter. To set the tensor, set the parameter and copy it into the tensor.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
 
 
 def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into a model and optimizer of any layout. A collective. Raises ConfigError if it does not fit them."""
+    """Load a checkpoint into a model and optimizer of any layout. A collective. Raises ConfigError if a tensor does not fit."""
     state = get_state(model, optimizer)
     try:
         load(dict(state), storage_reader=FileSystemReader(stored.path))

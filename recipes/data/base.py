@@ -42,7 +42,7 @@ class Sequences(Protocol):
 
 
 def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Compare two records of `Sequences.describe`. Return "tokenizer" or "text" if it is known to differ, otherwise ""."""
+    """Compare two records of `Sequences.describe`. Return the first of "tokenizer" and "text" that is known to differ, or ""."""
     complete = one.get("complete") is True and other.get("complete") is True
     for key, name in (("tokenizer_hash", "tokenizer"), ("corpus_hash" if complete else "beginning_hash", "text")):
         if key in one and key in other and one[key] != other[key]:

@@ -49,7 +49,7 @@ class Loader:
         self._thread.start()
 
     def next(self) -> Batches:
-        """Return the next step's (tokens, targets) pairs, int64 [micro_batch, seq_len]. Raise the error if the read failed."""
+        """Return the next step's (tokens, targets) pairs, int64 [micro_batch, seq_len]. If reading failed, raise that error."""
         if self._closed:
             raise RuntimeError("the loader is closed")
         ready = self._ready.get()

@@ -41,7 +41,7 @@ class LocalText(PackedText):
         """Yield the rows of a file. Raises ConfigError if the file cannot be read."""
 
     def check_files(self, names: list[str]) -> None:
-        """Raise ConfigError if a file is unusable, as far as this can be told without reading whole files."""
+        """Raise ConfigError if a file is unusable. Check only what is visible without reading whole files."""
 
     @property
     def local_path(self) -> str:

@@ -41,7 +41,7 @@ class PackedText(Data):
     tokenizer: str | None
     """A sentencepiece .model file; null: train a BPE tokenizer on the text."""
     vocab_size: AutoCount
-    """Vocabulary size of a trained tokenizer; auto: model.vocab_size, but at most 32000. A short text may yield a smaller one."""
+    """Vocabulary size of a trained tokenizer; auto: model.vocab_size, at most 32000. A short text may yield a smaller size."""
     shuffle: Annotated[int | None, whole(None)]
     """Sequences per block. Sequences are shuffled within their block; 1: file order; null: one block with all data."""
 

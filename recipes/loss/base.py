@@ -58,7 +58,7 @@ class ChunkedLoss(Loss):
     """
 
     tokens: Count
-    """Tokens per chunk on one device. A chunk takes the same positions from every sequence, so `micro_batch` tokens or more."""
+    """Tokens per chunk on one device, at least `micro_batch`, because a chunk takes the same positions from every sequence."""
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         from meshrunner.recipes.loss import chunked

@@ -50,7 +50,7 @@ class Model(Option):
 
     @property
     def tokens_ahead(self) -> int:
-        """Number of tokens, after the next token, that are also predicted at every position."""
+        """Number of tokens predicted at every position in addition to the next token."""
         return 0
 
     def inactive_parameters(self) -> int:

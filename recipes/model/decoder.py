@@ -156,7 +156,7 @@ class Decoder(Model):
         return Flops(total + attention, attention)
 
     def other_flops(self, name: str) -> int:
-        """Return the forward FLOPs per token to add for the weight `name`, not counting matmuls and attention."""
+        """Return the forward FLOPs per token of operations that use weight `name`, except matmuls and attention."""
         return 0
 
     @property
@@ -171,7 +171,7 @@ class Decoder(Model):
         return sum(p.numel() - network.active_elements(name) for name, p in network.named_parameters())
 
     def split_keys(self) -> list[str]:
-        """Return the keys, except the experts' keys, whose values must be multiples of the number of tensor-parallel ranks."""
+        """Return the keys whose values must be multiples of the number of tensor-parallel ranks. Omit keys of the experts."""
         return ["n_heads", "n_kv_heads"]
 
     def tensor_problems(self, tensor: int) -> list[str]:

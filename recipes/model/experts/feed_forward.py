@@ -1,7 +1,7 @@
 """Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
 No token is dropped. Rows are sorted by expert, multiplied group by group, and put back into their original order. A block
-returns its tokens per expert, and its caller sums them. A counter in the block would count tokens again during recomputation.
+returns its tokens per expert. The network adds up these counts. A counter in the block would count again in recomputation.
 """
 
 from __future__ import annotations

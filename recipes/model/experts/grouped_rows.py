@@ -47,7 +47,7 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
     """
     Send rows, [rows, dim], to the ranks that hold their experts, apply the experts there, and return the results.
 
-    experts: this rank's `GroupedExperts`; load: number of this rank's rows for each expert of any rank, [experts].
+    experts: this rank's `GroupedExperts`; load: number of this rank's rows for each expert held by `group`, [experts].
     """
     ranks = group.size()
     with torch.no_grad():
@@ -84,7 +84,7 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     Multiply each row by the weights of the row's group: [rows, out].
 
     x: [rows, in], sorted by group. Groups may be empty. weights: [groups, in, out], in the dtype of x. ends: index of the row
-    after the last row of each group, [groups], int32. `in` elements must fill a multiple of 16 bytes, and so must `out` elements.
+    after the last row of each group, [groups], int32. Each row of x and of the result must fill a multiple of 16 bytes.
     """
     if x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)

@@ -61,7 +61,7 @@ class MultiToken(Section):
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
     """Number of tokens, after the next one, to predict. Each needs its own module with attention and a feed-forward network."""
     loss_weight: float = Field(default=0.3, gt=0)
-    """Weight of `train/mtp_loss`, the further tokens' mean loss, in the training objective. `train/loss` excludes that loss."""
+    """Weight of the further tokens' mean loss (`train/mtp_loss`) in the training objective. `train/loss` excludes this loss."""
 
 
 class Hybrid(Decoder):
