@@ -25,7 +25,7 @@ from meshrunner.runner.ledger.allocations import PERSISTENT, START, UNKNOWN, All
 from meshrunner.runner.ledger.phases import Phases
 
 SPLIT = torch.ops.aten.split.Tensor
-"""Operator with which gloo's reduce-scatter splits its copy of the input. No other operator uses the copy."""
+"""Operator that gloo's reduce-scatter uses to split its copy of the input. No other operator uses the copy."""
 BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_gather_copy_in", "fsdp::chunk_cat")
 """FSDP operators whose arguments and results are communication buffers."""
 
@@ -52,8 +52,9 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     **Compiled code is not tracked**: inductor's allocations bypass dispatch modes, and dynamo does not compile while a mode is
     active.
 
-    The ledger may be exited and re-entered. While it is exited, only releases are tracked. A storage that existed before the
-    ledger counts from the ledger's beginning if it holds parameters, gradients or optimizer state, otherwise from its first use.
+    The ledger may be exited and re-entered. While it is exited, only releases are tracked. Parameters, gradients and
+    optimizer state that existed before the ledger are tracked from the ledger's beginning. Any other storage that existed before
+    the ledger is tracked from its first use.
     """
 
     def __init__(self, phases: Phases | None = None) -> None:
@@ -117,7 +118,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         """Do nothing. A subclass can log the operator here. The operator's results are already tracked."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
-        """Whether to track a storage. A storage inside a tracked storage, such as a memory pool, must not count twice."""
+        """Whether to track a storage. Part of a tracked storage, such as a tensor in a memory pool, must not count twice."""
         if storage.device.type != "cpu":  # DTensor propagates shapes on meta
             return False
         if storage.resizable():

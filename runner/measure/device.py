@@ -105,7 +105,7 @@ def device_of(device: torch.device) -> HostDevice:
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return the compute dtype's peak FLOP/s (None if unknown) and entries for summary.json. On CPUs, call this on all ranks."""
+    """Return the device's peak FLOP/s in the compute dtype (or None), and summary.json entries. All CPU ranks must call this."""
     rate = experiment.precision.compute
     if device.type == "cuda":
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":

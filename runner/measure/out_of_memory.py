@@ -32,7 +32,7 @@ PARTS = {
     "global_norm": "gradient norm",
     "clip_by_norm": "clipping",
 }
-"""For each function of a recipe, the name of its work in the error message."""
+"""Mapping from a recipe's function to the description of its work in the error message."""
 
 
 class MemoryRanOut(Exception):

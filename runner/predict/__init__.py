@@ -2,8 +2,8 @@
 Predicts a run without its devices: trace -> replay -> forecast.
 
 1. **Trace.** `trace` runs the recipe itself, as one rank of a fake process group and with tensors on the meta device, for two
-   optimizer steps. `record` logs every allocation, operator, collective and wait. `meta` replaces the parts of torch that
-   need a device, including compiled code. For a deep model of equal blocks, traces at two shallow depths can be enough.
+   optimizer steps. `record` logs every allocation, operator, collective and wait. `meta` replaces compiled code and the
+   parts of torch that need a device. For a deep model of equal blocks, traces at two shallow depths can be enough.
 2. **Replay.** `replay` sends the allocations of the trace through a model of the CUDA caching allocator (`allocator`), and its
    operators and collectives through a clock (`timing`) that knows the device's rates.
 3. **Forecast.** `predict` judges whether the peak fits the device. It returns a `Forecast`: the verdict, figures of memory and

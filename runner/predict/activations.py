@@ -81,7 +81,7 @@ def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
 
 
 def largest_block_bytes(trace: Trace) -> int | None:
-    """Find the block whose kept activations and output are the largest. Return their bytes, or None if blocks have no phases."""
+    """Return the most bytes that a block's kept activations and output take together, or None if blocks have no phases."""
     return max((sum(each.nbytes for each in alive) for _, alive in _made_in_forward(trace).values()), default=None)
 
 
@@ -103,7 +103,7 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
 
 
 def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[Allocation]]]:
-    """Return, for each block, its allocations in the last step's first forward, and the subset held when backward begins."""
+    """Return two lists per block: its allocations in the last step's first forward, and the subset held when backward begins."""
     last, ledger = trace.last_step, trace.ledger
     in_backward = (each.allocated_at for each in ledger.allocations if each.phase[:2] == (last, "backward"))
     backward = next(in_backward, ledger.now)

@@ -76,7 +76,7 @@ class SpeedForecast:
     calibrated: bool
     """Whether the device's constants were fitted to measured runs."""
     error_pct: float
-    """Largest error of `wps` in percent, over the calibration runs or else the published runs in docs/measurements/plan.md."""
+    """Largest error of `wps` in percent, over the calibration runs if `calibrated`, otherwise `workload.ERROR_PCT`."""
 
 
 @dataclass(frozen=True)

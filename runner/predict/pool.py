@@ -45,7 +45,7 @@ def predict_all(
     busy: dict[Connection, int] = {}
 
     def hand_over(connection: Connection | None = None) -> None:
-        """If a configuration is left, send it to the process at `connection`, or to a new process if `connection` is None."""
+        """Send the next configuration, if any, to the process at `connection`, or to a new process if `connection` is None."""
         if (number := next(numbers, None)) is None:
             return
         if connection is None:

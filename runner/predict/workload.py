@@ -15,7 +15,7 @@ from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_dept
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 ERROR_PCT = 7.0
-"""Largest error of `wps` without a calibration, in percent, relative to the published runs in docs/measurements/plan.md."""
+"""Largest error of `wps` in percent if the device is not calibrated, over the published runs in docs/measurements/plan.md."""
 
 
 @dataclass(frozen=True)

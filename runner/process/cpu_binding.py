@@ -21,9 +21,10 @@ def bind_to_gpu(local_rank: int, workers: int) -> None:
 
 
 def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> set[int]:
-    """Return the allowed CPUs close to a worker's GPU. Return none if all are close, or fewer than FEWEST_CORES per worker."""
+    """Return the allowed CPUs close to a worker's GPU, or an empty set if the worker should not be bound to them."""
     near = [cpus_near(bus_id) & allowed for bus_id in bus_ids]
     own = near[local_rank]
+    # Binding has no effect if all allowed CPUs are close. Each worker that shares the close CPUs needs FEWEST_CORES of them.
     return own if own != allowed and len(own) >= FEWEST_CORES * near.count(own) else set()
 
 

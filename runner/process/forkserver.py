@@ -52,8 +52,9 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
     """
     Start the forkserver and return within milliseconds. The forkserver imports torch in the background.
 
-    Add `variables` to the forkserver's environment, because libraries read variables when they are loaded. If a forkserver with
-    different variables is running, replace it. It must not have children. If `variables` is None, keep a running forkserver.
+    Add `variables` to the forkserver's environment, because libraries read variables when they are loaded. If `variables` is
+    None, keep a running forkserver. Otherwise replace a running forkserver that has different variables. A forkserver that is
+    replaced must not have children.
     """
     global _variables
     if _variables is not None and variables in (None, _variables):

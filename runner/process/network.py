@@ -14,15 +14,15 @@ from socket import AF_INET, AF_INET6
 import psutil
 
 OUTSIDE = ("192.0.2.1", "2001:db8::1")
-"""Addresses reserved for documentation. They serve to look up the default route; nothing is sent to them."""
+"""Addresses reserved for documentation, used only to look up the default route. Nothing is sent to these addresses."""
 
 
 def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
     """
     Return an interface that NCCL_SOCKET_IFNAME allows, or None if no interface is allowed.
 
-    Prefer the interface that routes to the rendezvous on `master`. On `master` itself there is none if its name resolves to
-    127.0.1.1. The second choice is the interface of the default route, and the third is the first allowed interface.
+    Prefer the interface that routes to the rendezvous on `master`. The node `master` has no such interface if its name
+    resolves to 127.0.1.1. The second choice is the interface of the default route, and the third is the first allowed interface.
     """
     wanted = environment.get("NCCL_SOCKET_IFNAME", "")
     allowed = {name: addresses for name, addresses in interfaces().items() if allows(wanted, name)}
@@ -35,7 +35,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
 
 
 def allows(wanted: str, name: str) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME allows an interface. `eth,ib` are prefixes, `=eth0` a name; `^eth` excludes a prefix."""
+    """Return whether NCCL_SOCKET_IFNAME allows an interface: `eth,ib` by prefix, `=eth0` by name, `^eth` by excluded prefix."""
     prefixes = [each for each in wanted.lstrip("^=").split(",") if each]
     exactly = wanted.lstrip("^").startswith("=")
     named = any(name == each if exactly else name.startswith(each) for each in prefixes)

@@ -77,7 +77,7 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 @contextmanager
 def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
-    """Call `request` on the first Ctrl-C. Interrupt (see `interruptible`) if it returns False. Later Ctrl-Cs always interrupt."""
+    """Call `request` on the first Ctrl-C. If `request` returns False, interrupt the run. Later Ctrl-Cs always interrupt it."""
     interrupt = signal.getsignal(signal.SIGINT)
     assert callable(interrupt)
 

@@ -64,7 +64,7 @@ def _ranks(value: Any) -> Any:
 
 
 class Windowed(Profiler):
-    """Base of profilers with a window of `steps` steps. In an attempt, measure_after + `start` steps precede the window."""
+    """Base of profilers with a window of `steps` steps. An attempt's window begins after measure_after + `start` steps."""
 
     start: Annotated[int, whole(at_least=0)]
     """Number of measured steps before the window."""
@@ -105,7 +105,7 @@ class Session:
     figures: ClassVar[tuple[str, ...]] = ()
     """Names of the figures that `end` returns."""
     warms_up: ClassVar[bool] = False
-    """Whether to begin profiling one step before the window and discard that step, in which the profiler initialises."""
+    """Whether to profile the step before the window as a warm-up for the profiler, and to discard that profile."""
 
     def __init__(self, option: Windowed | None, run: ProfiledRun, run_dir: Path, rank: int) -> None:
         """Open the session. If `option` is None, the session has no window."""

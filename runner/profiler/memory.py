@@ -25,10 +25,10 @@ class MemoryProfile(Windowed):
     """
     Memory profile of the chosen ranks.
 
-    CUDA: trace/memory_rank0.pickle, for pytorch.org/memory_viz, holds the allocator's history with stacks, from the start of the
-    run to the end of the window. It is written when the window ends or memory runs out. Rows of events.jsonl up to the end of the
-    window are marked `profiled`. If memory runs out after the window, trace/memory_rank0_oom.pickle holds the allocator's state
-    without history.
+    CUDA: trace/memory_rank0.pickle holds the allocator's history with stacks, from the start of the run to the end of the window.
+    View it at pytorch.org/memory_viz. It is written when the window ends or memory runs out. Rows of events.jsonl up to the end
+    of the window are marked `profiled`. If memory runs out after the window, trace/memory_rank0_oom.pickle holds the allocator's
+    state without history.
 
     CPU: trace/memory_rank0.json holds the peak of live tensors in the window, by category. `memory/peak_live_gib` and
     `memory/live_*_gib` in summary.json come from the rank with the highest peak. These figures are unknown for a compiled model

@@ -11,7 +11,7 @@ On a CPU there are no streams, only operators on threads:
   training thread while it is enqueued. Both kinds of events, and copies inside them, are communication.
 - Other operators (`aten::*`, `fsdp::*`, a user's operators) and inductor's graphs are compute.
 - Events that enclose operators (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) are ignored. They may include time in
-  `work.wait()`, which has no events of its own in a trace.
+  `work.wait()`. A trace has no events for `work.wait()` itself.
 """
 
 from __future__ import annotations

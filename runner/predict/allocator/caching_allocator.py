@@ -18,7 +18,7 @@ from meshrunner.runner.predict.allocator.segments import (
 UNIT = 512
 """Bytes of the smallest block. Every block size is a multiple of UNIT."""
 SMALL = MIB
-"""Bytes of the largest request to a small pool. In a large pool of fixed segments, only remainders above SMALL are split off."""
+"""Bytes of the largest request to a small pool. If segments are fixed, a large pool splits off only remainders above SMALL."""
 
 
 class OutOfMemory(Exception):
@@ -29,8 +29,8 @@ class CachingAllocator:
     """
     Allocator that serves a request from the stream's best-fitting cached block, or else from a new segment. Sizes are in bytes.
 
-    The model omits the settings that `allocator_settings` reports, private pools (CUDA graphs), and the addresses that the
-    driver chooses. These addresses only affect which of several free blocks of equal size is used.
+    Private pools (CUDA graphs) and the settings in the remarks of `allocator_settings` are not modelled. The driver's choice of
+    addresses is not modelled either. It only affects which of several free blocks of equal size is used.
     """
 
     def __init__(self, capacity: int | None, *, expandable: bool) -> None:

@@ -74,7 +74,7 @@ class BlockPool:
         """
         Remove and return the smallest free block of at least `size` bytes. Of equally small blocks, take the lowest address.
 
-        A block followed by unmapped memory counts as large as it can grow. So an expandable segment's last block is used last.
+        If a block can grow into unmapped memory, compare its grown size. So an expandable segment's last block is used last.
         """
         free = self.free
         i = bisect_left(free, (size,))

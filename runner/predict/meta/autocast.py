@@ -1,4 +1,4 @@
-"""Adds autocast on meta, because torch has none. A function mode casts arguments as the device's autocast would."""
+"""Adds autocast to the meta device, where torch has none. A function mode casts arguments as the device's autocast would."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FP32_ON_CUDA = FP32_ON_CPU | {
     *(Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.pow, Tensor.__pow__, Tensor.rsqrt, Tensor.reciprocal),
     *(Tensor.sum, Tensor.cumsum, Tensor.cumprod, Tensor.prod, Tensor.softmax, Tensor.log_softmax, Tensor.logsumexp),
 }
-"""Functions of language models that autocast on CUDA runs in fp32 (from aten/src/ATen/autocast_mode.h)."""
+"""Functions that language models use and that autocast on CUDA runs in fp32 (from aten/src/ATen/autocast_mode.h)."""
 
 
 class _Autocast(TorchFunctionMode):
@@ -79,7 +79,7 @@ class _Autocast(TorchFunctionMode):
 
 @contextmanager
 def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]:
-    """Make `torch.autocast("meta", dtype)` cast as autocast on the device. Recomputation casts as the original forward did."""
+    """Make `torch.autocast("meta", dtype)` cast like the device's autocast. Recomputation casts as the original forward did."""
     device_autocast = torch.autocast
     active: list[_Autocast] = []
 

@@ -1,4 +1,4 @@
-"""Predicts inductor's fusion: the results in a compiled graph that get memory, and the tensors that each fused kernel reads."""
+"""Predicts inductor's fusion: which results in a compiled graph get memory, and which tensors each fused kernel reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNFUSED = {
     *("embedding_dense_backward", "index_put", "index_put_", "_foreach_norm", "sort", "topk", "nonzero"),
     *("_local_scalar_dense", "empty", "bincount", "histc"),
 }
-"""aten operators that inductor does not fuse. Inductor calls torch's own kernels instead, as for attention."""
+"""aten operators that inductor does not fuse. Inductor calls torch's own kernels for them and for attention."""
 REDUCTIONS = {
     *("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var_mean", "prod", "any", "all", "logsumexp"),
     *("cumsum", "cumprod"),
@@ -26,8 +26,8 @@ VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
 """Operators that return views although their schema does not say so."""
 READS_TO_INLINE = 4
 """
-Maximum number of tensors that inductor reads to recompute a result for each of its users. If computing the result reads more
-tensors, inductor stores the result (`torch._inductor.config.realize_reads_threshold`).
+Limit on the number of tensors read to compute a result. Up to this limit, inductor recomputes the result for each operator that
+uses it. Above this limit, inductor stores the result (`torch._inductor.config.realize_reads_threshold`).
 """
 
 

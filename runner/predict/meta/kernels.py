@@ -1,8 +1,7 @@
 """
 Runs attention and RMSNorm on meta with the device's kernels.
 
-With meta's own kernels, these operators would keep other tensors for backward than on the device, so predicted memory would be
-wrong.
+Meta's own kernels keep different tensors for backward, so they would make the predicted memory wrong.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class _FusedRMSNorm(torch.autograd.Function):
 
 
 def _touch(read: tuple[Tensor | None, ...], written: tuple[Tensor | None, ...]) -> None:
-    """Run an operator that computes nothing, but adds the traffic of a kernel that reads and writes these tensors."""
+    """Log the memory traffic of a kernel that reads and writes these tensors: run an operator that computes nothing."""
 
     def local(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
         return [each.to_local() if isinstance(each, DTensor) else each for each in tensors if each is not None]

@@ -141,7 +141,7 @@ def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make the model repeat fp32 keys and values, as on a GPU. Without this replacement it would not repeat meta tensors."""
+    """Make the model repeat fp32 keys and values, as on a GPU. Otherwise the model would not repeat meta tensors."""
     if not recorder.on_host:
         in_torch.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
 

@@ -1,4 +1,4 @@
-"""Records a traced run: a memory ledger that also logs every operation the host issues."""
+"""Extends the memory ledger to log every operation that the host issues in a traced run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the events of a trace, logged in the order in which the host issues them, and a stand-in for `torch.cuda`."""
+"""Defines the events of a trace and a stand-in for `torch.cuda`. Events are logged in the order in which the host issues them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Freed(NamedTuple):
 
 
 class UsedByStream(NamedTuple):
-    """Another stream uses the memory (`record_stream`). Once freed, it is not reused until the stream is done with it."""
+    """Another stream uses the memory (`record_stream`). Freed memory is not reused until that stream is done with it."""
 
     allocation: Allocation
     stream: int

@@ -87,7 +87,7 @@ def _parts(points: Sequence[Point]) -> Iterator[Part]:
 
 
 def _thinned(points: list[Point], most: int) -> list[Point]:
-    """Split the step into intervals. Return about `most` points: each phase's highest, and each interval's highest and lowest."""
+    """Return about `most` points: the highest point of each phase, and the highest and lowest points of equal intervals."""
     if len(points) <= most:
         return points
     total, phases = attrgetter("total"), dict[Phase, list[Point]]()

@@ -1,5 +1,5 @@
 """
-Computes the rates at which a device executes the events of a trace, from the device's option of the `hardware` group.
+Computes how fast a device executes the events of a trace, given the device's option of the `hardware` group.
 
 The constants of GPU collectives describe nodes of 8 H100s, with NVSwitch inside the node and one 400 Gbit/s network adapter
 per device between nodes. They come from nccl-tests results and NCCL's tuning tables, as fitted in meta-pytorch/autoparallel
@@ -27,7 +27,7 @@ GB, MB = 1e9, 1e6
 LINK_BANDWIDTH = 450.0
 """`link_bandwidth` of the H100 in GB/s. On another device, NODE_BANDWIDTH is scaled by the ratio of the link bandwidths."""
 NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
-"""(devices in a node, GB/s) for all-gathers and reduce-scatters: size of the whole buffer divided by the duration."""
+"""(devices in a node, GB/s) for all-gathers and reduce-scatters. GB/s is the size of the whole buffer divided by the duration."""
 NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
 """(devices in a node, latency in seconds) for all-gathers and reduce-scatters."""
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
@@ -157,7 +157,7 @@ def device_rates(hardware: GPU | CPU, fp32_rate: Fp32Rate, workers: int) -> Rate
 
 
 def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
-    """Return two values: the field of `hardware.peak` for matmuls in a dtype, and the fraction of it that matmuls reach."""
+    """Return the field of `hardware.peak` for matmuls in a dtype, and the fraction of this peak rate that they reach."""
     if dtype in ("bfloat16", "float16"):
         return "bf16", 1.0
     if dtype.startswith("float8"):

@@ -30,7 +30,7 @@ class StepTime(NamedTuple):
     """Time of one step and of the work in that step."""
 
     seconds: float
-    """Seconds from the end of all earlier work to the end of the step. They include slowdown by overlapping communication."""
+    """Seconds from the end of all earlier work to the end of this step, plus compute time lost to overlapping communication."""
     seconds_by_part: dict[str, float]
     """For each of PARTS, the seconds that streams work on it. Parts overlap, so their sum is not the step's time."""
     exposed_communication_s: float

@@ -36,8 +36,8 @@ STEPS = 2
 """Steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
 MICRO_BATCHES = 4
 """
-Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last reduces them. The
-third is typical, because neither it nor the micro batch before it is one of these two. Skipped micro batches are like the third.
+Maximum number of micro batches to trace per step. Two micro batches are special: the first creates the gradients, and the last
+reduces them. Skipped micro batches are like the third, because neither the third nor the second is special.
 """
 CUDA_ROUNDING = 512
 """Bytes of the caching allocator's smallest block. Every block size is a multiple of this size."""
@@ -54,7 +54,7 @@ class Trace(NamedTuple):
     tokens: int
     """Tokens that one data-parallel rank processes per step."""
     skipped_micro_batches: int
-    """Number of micro batches per step that were not traced. `tokens` and the memory for the batch include them."""
+    """Number of micro batches per step that were not traced. They count in `tokens` and in the memory of the batch."""
 
 
 def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) -> Trace:
