@@ -35,7 +35,7 @@ def cache_dir() -> Path:
 
 
 def check_regular(path: Path, limit: int | None = None) -> None:
-    """Raise ValueError with the reason if a path is not a regular file or has more than `limit` bytes."""
+    """Raise ValueError if a path is not a regular file or has more than `limit` bytes. The message states the reason."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is not a regular file")
