@@ -123,7 +123,7 @@ TOLERANCE = {
     "auto": (1e-2, 5e-2),
     "float8": (5e-2, 2e-1),
 }
-"""For each dtype: the largest accepted relative differences of a step's loss and gradient norm from the reference row."""
+"""For each dtype, two limits on the relative difference from the reference row: of a step's loss and of its gradient norm."""
 
 
 def reference_of(row: str) -> str:

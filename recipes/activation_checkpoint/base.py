@@ -123,7 +123,7 @@ class SavedOperator(Section):
     op: str
     """Name under torch.ops, without the overload: `aten.mm`."""
     every: Count = 1
-    """k: the result of the first of every k calls in a block is saved. 1 saves all results. torchtitan uses 2 for `mm`."""
+    """k: of every k calls in a block, the first call's result is saved. 1 saves all results. torchtitan uses 2 for `mm`."""
 
 
 class SelectiveOp(Recompute):

@@ -17,7 +17,7 @@ HASHED_TOKENS = 1 << 20
 """Maximum number of tokens, from the beginning of the data, that `beginning_hash` covers."""
 PROGRESS_POLL_S = 0.05
 PRODUCER_TIMEOUT_S = 10.0
-"""Seconds after which readers of an incomplete cache entry give up if no producer holds the entry's lock."""
+"""Seconds that readers of an incomplete cache entry wait while no producer holds the entry's lock. Then they fail."""
 
 
 class PackedSequences:

@@ -45,7 +45,7 @@ class Stdlib(PackedText):
         return self._texts(every=max(1, sum(size for _, size in files) // SAMPLE_BYTES))
 
     def _texts(self, every: int) -> Iterator[str]:
-        """Yield the prose, sorted by topic, then the first of every `every` source files, sorted by path."""
+        """Yield the prose, sorted by topic, then one in `every` source files, sorted by path."""
         if self.text != "sources":
             topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
             yield from (topics[name] for name in sorted(topics))

@@ -33,7 +33,7 @@ class MoETransformer(Transformer):
     expert_bias: Tensor
 
     def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module], experts: Experts | None) -> None:
-        """blocks: a block whose `feed_forward` is an `ExpertFeedForward` is called like an `ExpertBlock`."""
+        """blocks: blocks with an `ExpertFeedForward` as `feed_forward` must have the `forward` signature of `ExpertBlock`."""
         super().__init__(config, seq_len, blocks)
         self.experts = experts
         self.rows: dict[int, int] = {}

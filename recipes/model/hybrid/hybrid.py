@@ -59,7 +59,7 @@ class MultiToken(Section):
     """Prediction of several tokens ahead by modules after the last block (DeepSeek-AI 2024, V3, section 2.2)."""
 
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
-    """Number of tokens, after the next one, to predict. Each needs its own module with attention and a feed-forward network."""
+    """Number of tokens to predict beyond the next one. Each token has a module with attention and a feed-forward network."""
     loss_weight: float = Field(default=0.3, gt=0)
     """Weight of the further tokens' mean loss (`train/mtp_loss`) in the training objective. `train/loss` excludes this loss."""
 
