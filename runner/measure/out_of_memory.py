@@ -60,7 +60,7 @@ def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
 
 
 def _amount(message: str) -> str:
-    """Return the amount of memory that torch's message names. If it names none, return the line that reports the failure."""
+    """Return the amount of memory in torch's message, or the line that reports the failure if the message has no amount."""
     if found := ON_CPU.search(message):
         return f": tried to allocate {int(found[1]) / GIB:.2f} GiB" if found[1] else ""
     if found := ASKED.search(message):

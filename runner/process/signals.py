@@ -1,7 +1,7 @@
 """The signals that end a command. Interrupts end the command at once; stop requests end the command after a checkpoint.
 
-Ctrl-C, SIGHUP and, outside SLURM jobs, SIGTERM are interrupts. For a run that saves checkpoints, the first Ctrl-C is a stop
-request and the second an interrupt. In a SLURM job SIGTERM and SIGUSR1 are stop requests; see `launch.preemption`.
+Ctrl-C and SIGHUP are interrupts, but the first Ctrl-C is a stop request if the run saves checkpoints. In a SLURM job, SIGTERM
+and SIGUSR1 are stop requests (see `launch.preemption`). Outside SLURM jobs, SIGTERM is an interrupt.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def hold_stop_requests() -> None:
 
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
-    """Raise Interrupted, with `consequence` in the message, on INTERRUPTS. Then ignore further interrupts for IGNORE_S."""
+    """Raise Interrupted when one of INTERRUPTS arrives, then ignore INTERRUPTS for IGNORE_S. `consequence` ends the message."""
     last, received = float("-inf"), 0
 
     def interrupt(number: int, _: object) -> None:

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 MIB, GIB = 2**20, 2**30
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
 OWN_SEGMENT = 10 * MIB
-"""Smallest request, in bytes, that gets its own fixed segment. The segment is a multiple of OWN_SEGMENT_UNIT."""
+"""Smallest request, in bytes, that gets its own fixed segment. The segment's size is a multiple of OWN_SEGMENT_UNIT."""
 OWN_SEGMENT_UNIT = 2 * MIB
 ADDRESSES = 2**50
 """Size of an expandable segment. It exceeds the memory of any device, so one segment per pool is enough."""

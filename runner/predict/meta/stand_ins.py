@@ -58,7 +58,7 @@ def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
     Give FSDP1 the traced device's streams.
 
     FSDP1 also calls `record_stream`, so that memory is not reused before the streams that use it are done. FSDP1 considers a
-    tensor freed if its address is 0. On meta every address is 0, so test the size of the storage instead.
+    tensor freed if its address is 0. On meta every address is 0, so FSDP1 is made to test the storage's size.
     """
     handle = classmethod(lambda cls, device: recorder.device)
     in_torch.replace(_common_utils._FSDPDeviceHandle, "from_device", handle)

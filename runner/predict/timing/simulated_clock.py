@@ -32,7 +32,7 @@ class StepTime(NamedTuple):
     seconds: float
     """Seconds from the end of all earlier work to the end of this step, plus compute time lost to overlapping communication."""
     seconds_by_part: dict[str, float]
-    """For each of PARTS, the seconds that streams work on it. Parts overlap, so their sum is not the step's time."""
+    """Seconds that streams spend on each of PARTS. Parts overlap, so the sum of these seconds is not the step's time."""
     exposed_communication_s: float
     """Seconds the compute stream idles while it waits for communication."""
 
