@@ -44,7 +44,7 @@ class GPT(Model):
         return GPTNetwork(self, seq_len)
 
     def flops_per_token(self, seq_len: int) -> Flops:
-        """Return 6 x the weights a token is multiplied by (tables are looked up) + 12 x layers x dim x seq_len."""
+        """Return 6 x (parameters outside the two embedding tables) + 12 x layers x dim x seq_len."""
         block = 12 * self.dim**2 + 2 * self.dim  # attention 4 dim^2, feed-forward 8 dim^2, two norms
         weights = self.n_layers * block + self.dim + self.vocab_size * self.dim
         attention = 12 * self.n_layers * self.dim * seq_len
