@@ -66,7 +66,7 @@ def defaults() -> dict[str, str | None]:
 
 
 def options(group: str) -> dict[str, str]:
-    """Return a group's options, the default first. The values are the first lines of the comments at the top of their files."""
+    """Return a group's options with the first line of the comment at the top of each option's file. The default comes first."""
     names = [*_files(group), *(LAUNCHERS if group == LAUNCHER else ())]
     found = {name: about(group, name).split("\n")[0] for name in names}
     first = defaults().get(group)

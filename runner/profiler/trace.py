@@ -85,7 +85,7 @@ class TraceSession(Session):
             torch.cuda.synchronize(self.device)
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return the mean of each time share over the profiled ranks. Write the shares of each rank to trace/table.json."""
+        """Return the time shares, averaged over the profiled ranks. Write the shares of each rank to trace/table.json."""
         ranks = range(len(figures)) if self.option.ranks == "all" else sorted(self.option.ranks)
         rows = [{"rank": rank} | dict(zip(self.figures, figures[rank], strict=True)) for rank in ranks]
         (self.run_dir / TRACES).mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from meshrunner.runner.rundir.states import Status
 from meshrunner.runner.rundir.summary import Layouts, Summary
 
 EVENTS_BYTES = 512 << 20
-"""Maximum size of an events.jsonl that is read, in bytes: about a million steps."""
+"""Maximum size in bytes of an events.jsonl to read. A file of this size has about a million steps."""
 READERS: dict[str, Callable[[Path], object]] = {
     files.STATUS: Status.load,
     files.SUMMARY: Summary.load,

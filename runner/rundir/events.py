@@ -36,7 +36,7 @@ class StepRow(dict[str, float | None]):
 
 
 class Tail:
-    """A reader of the rows appended since its last read. It keeps an incomplete last line for later and skips damaged lines."""
+    """A reader of a growing events.jsonl. It keeps an incomplete last line for later and skips damaged lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

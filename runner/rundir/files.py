@@ -46,7 +46,7 @@ STOP_REQUEST = "preempt"
 SLURM_JOB = "slurm.json"
 """The newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
-"""SLURM settings with which a run or sweep directory was last submitted."""
+"""SLURM settings of the last submission of a run or sweep directory."""
 SLURM_OUTPUT = "slurm-%j.out"
 """Output of a job, in `logs`. SLURM replaces %j with the job's number."""
 SLURM_TASK_OUTPUT = "slurm-%A_%a.out"
@@ -60,7 +60,7 @@ MULTIRUN = "multirun.yaml"
 REPORT = "report.html"
 """The report page, written at the end of a sweep."""
 RECORD_BYTES = 32 << 20
-"""Maximum size of a JSON or YAML file that is read, in bytes."""
+"""Maximum size in bytes of a JSON or YAML file to read."""
 
 
 def is_run(folder: Path) -> bool:

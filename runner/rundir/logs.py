@@ -18,7 +18,7 @@ FATAL = "Fatal Python error"
 TERMINATED = re.compile(r"\s*what\(\):\s+(?:\[PG [^\]]*\] )?(.*)")
 """Line in which the C++ runtime reports an uncaught exception. Group 1 is the message without torch's `[PG ...]` prefix."""
 STACK_LINES = 200
-"""If more lines than this follow the start of a log's last stack, the process kept running after it printed the stack."""
+"""Maximum lines of a stack at the end of a log. If more lines follow the stack's first line, the process has kept running."""
 
 
 def _tail(log: Path) -> list[str]:
@@ -53,7 +53,7 @@ def last_exception(log: Path) -> str:
 
 
 def last_lines(log: Path) -> list[str]:
-    """Return the lines of a log to show to a user: its last lines or, if a stack is at its end, the start of that stack."""
+    """Return the lines of a log to show to a user: the last lines or, if the log ends with a stack, the start of the stack."""
     lines = _tail(log)
     fatal = [i for i, line in enumerate(lines) if line.startswith(FATAL)]
     hung = [i for i, line in enumerate(lines) if line.startswith(CURRENT)]

@@ -1,7 +1,7 @@
 """
 The JSON files of a run directory as typed records.
 
-The fields of a record define how its file is read, written and checked for damage. Their defaults replace missing keys.
+The fields of a record define how its file is read, written and checked for damage. A missing key gets its field's default.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def null_as(default: T) -> BeforeValidator:
 
 
 def under(key: str) -> Any:
-    """Return a field for a key that is not a valid attribute name, such as `model/params`. Its default is None."""
+    """Return a field with default None for a key that is not a valid attribute name, such as `model/params`."""
     return Field(None, validation_alias=key, serialization_alias=key)
 
 
@@ -50,7 +50,7 @@ class JsonFile(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file. Return an empty record if it is missing. Raise OSError if it is unreadable, ValueError if damaged."""
+        """Read a file. A missing file gives an empty record. Raise OSError if reading fails, or ValueError if it is damaged."""
         try:
             content = read_regular(path, RECORD_BYTES)
         except FileNotFoundError:
@@ -204,7 +204,7 @@ class NodeOutcome(JsonFile):
     rank: Count | None = None
     exit_code: int | None = None
     collateral: bool = False
-    """Whether this failure may be a consequence of another rank's failure."""
+    """Whether the outcome is a failure that another rank's failure may have caused."""
     time: Number
 
 

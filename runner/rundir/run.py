@@ -92,7 +92,7 @@ class Overrides(NamedTuple):
 
 
 def load_overrides(run_dir: Path) -> Overrides:
-    """Return the content of overrides.yaml, empty if the file is missing. Raise OSError if unreadable, ValueError if damaged."""
+    """Read overrides.yaml, if it exists. Raise OSError if the file cannot be read, or ValueError if it is damaged."""
     try:
         found = _load_yaml(run_dir / OVERRIDES)
     except FileNotFoundError:

@@ -34,7 +34,7 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "final": lambda values: values[-1],
     "sum": sum,
 }
-"""The function that computes each statistic of `Figure.over_steps`. Its argument contains one value of a figure per row."""
+"""Functions that compute the statistics of `Figure.over_steps`. Each function takes one value of a figure per row."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
@@ -60,7 +60,7 @@ class EarlierLayout(JsonFile):
     steps: tuple[Count, Count]
     """First and last step."""
     settings: dict[str, Any] | None = None
-    """Earlier values of the settings that differ from the last layout's settings; null if the earlier layout was not recorded."""
+    """Settings that differ from the last layout, with their earlier values; null if the earlier layout was not recorded."""
 
 
 class Recompilation(JsonFile):
@@ -114,7 +114,7 @@ def summarise(
     rows: list[StepRow], measure_after: int, started: float | None, attempt: int, layouts: Sequence[Layout] = ()
 ) -> Summary:
     """
-    Return the summary of a run's rows. A figure without values is null, but a sum is 0.
+    Return the summary of a run's rows. A figure without values is null, except that a sum without values is 0.
 
     If the run was resumed under another layout, the figures cover only the steps under the last layout, and
     `earlier_layouts` lists the layouts of the earlier steps.

@@ -46,7 +46,7 @@ class PlacedSweep(JsonFile):
 
 
 def run_names(sweep_dir: Path) -> list[str]:
-    """Return the distinct names of a sweep's run directories in the order of sweep.json. If it is damaged, sort by name."""
+    """Return the distinct names of a sweep's run directories in the order of sweep.json, or sorted if sweep.json is damaged."""
     if not is_sweep(sweep_dir):
         return []
     try:
@@ -82,7 +82,7 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """Return the keys whose overrides differ between runs. For a single combination, omit those typed on the command line."""
+    """Return the keys whose overrides differ between runs; for a single combination, the keys not typed on the command line."""
     combinations = {tuple(overrides) for _, overrides in added}
     shared = set[str].intersection(*map(set, combinations)) if len(combinations) > 1 else set(sys.argv)
     keys = [key_of(override) for _, overrides in added for override in overrides if override not in shared]
@@ -107,7 +107,7 @@ def write_run_list(sweep_dir: Path) -> None:
 
 
 def run_labels(sweep_dir: Path) -> dict[str, str]:
-    """Return run labels by directory name. `#3 fsdp2 full repeat=2` contains the combination's number and varying values."""
+    """Return a label for each directory name. `#3 fsdp2 full repeat=2` shows a combination's number and the values that vary."""
     varying = varying_overrides(sweep_dir)
     runs = Counter(map(tuple, varying.values()))
     return {name: _label(name, own, repeated=runs[tuple(own)] > 1) for name, own in varying.items()}

@@ -78,7 +78,7 @@ def _parents(ids: Iterable[str]) -> list[str]:
 
 
 def _queued(parent: str) -> dict[str, SlurmJob]:
-    """Return the state of a job, or of each task of a job array, from SLURM's controller, keyed by id."""
+    """Query SLURM's controller. Return the state of a job, or of each task of a job array, by id."""
     text = slurm("squeue", "--noheader", "--array", "--states=all", f"--jobs={parent}", "--format=%F|%K|%T|%r|%N")
     found = {}
     for line in text.splitlines():
@@ -89,7 +89,7 @@ def _queued(parent: str) -> dict[str, SlurmJob]:
 
 
 def _accounted(parents: list[str]) -> dict[str, SlurmJob]:
-    """Return the states of jobs and array tasks from SLURM's accounting, keyed by id."""
+    """Query SLURM's accounting. Return the states of jobs and array tasks by id."""
     given = f"--jobs={','.join(parents)}"
     text = slurm("sacct", "--noheader", "--allocations", "--parsable2", given, "--format=JobID,State,NodeList")
     found = {}

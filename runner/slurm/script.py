@@ -73,7 +73,7 @@ def _names(options: list[str]) -> set[str]:
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
     """
-    Return the lines of slurm/run.sbatch. `options` and `extra` are added, and replace the script's options of the same names.
+    Return the lines of slurm/run.sbatch with `options` and `extra` added. Options of the same names are removed from the script.
 
     An element of `options` that contains a space is quoted. Elements of `extra` are not quoted: `--mail-type END` is two words.
     """

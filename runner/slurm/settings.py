@@ -62,8 +62,8 @@ class Slurm(Section):
     """
     CPUs to request on each node, where a single SLURM task starts all workers.
 
-    null: all CPUs and memory of the node (`--exclusive --mem=0`) if a run uses all GPUs of the node, `cpus_per_gpu` if the run
-    uses only some GPUs, and the cluster's default if it uses none. Options for CPUs or memory in `extra` replace these defaults.
+    null: all CPUs and memory of the node (`--exclusive --mem=0`) if a run uses all GPUs of the node; `cpus_per_gpu` if the run
+    uses only some GPUs; the cluster's default if the run uses no GPU. CPU or memory options in `extra` replace these defaults.
     """
     cpus_per_gpu: CountOrNull
     """CPUs to request per GPU if a run does not use all GPUs of its nodes; null: the cluster's default."""
@@ -122,7 +122,7 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Return the expected workers per node. `auto` means one per requested GPU, or this machine's number in CPU runs."""
+        """Return the expected workers per node. `auto`: one per requested GPU or, for CPU runs, as many as on this machine."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers

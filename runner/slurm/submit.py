@@ -98,7 +98,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """Return the runs neither active nor finished. States in `rerun` count as unfinished. Print skipped runs unless `quiet`."""
+    """Return the runs neither active nor finished; print all others unless `quiet`. `rerun`: states that count as unfinished."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     tell: Callable[[str], object] = (lambda _: None) if quiet else say

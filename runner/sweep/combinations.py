@@ -47,7 +47,7 @@ class Target:
 
 
 def configured_workers(experiment: Experiment) -> int:
-    """Return the workers per node according to the configuration, for runs that another machine may execute."""
+    """Return the workers per node that the configuration implies. Another machine may execute the run."""
     if experiment.launch.workers != "auto":
         return experiment.launch.workers
     hardware = experiment.hardware
@@ -192,7 +192,7 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
-    """Return the overrides that not all jobs share. For one job, return them all: some sweepers pass jobs one by one."""
+    """Return the overrides that not all jobs share, or all overrides of a single job: some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared

@@ -159,7 +159,7 @@ def launch_slurm(
 
 
 def _earlier_runs(batch: SweepBatch) -> list[Path]:
-    """Return the usable runs that earlier commands wrote to the sweep directory and that this batch does not contain."""
+    """Return the executable runs that earlier commands wrote to the sweep directory, without the runs of this batch."""
     own = {run.run_dir.name for _, run in batch.ordered}
     names = [name for name in run_names(batch.sweep_dir) if name not in own]
     try:

@@ -118,7 +118,7 @@ class LiveTable(Tally):
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
 
     def _visible(self, taken: int) -> list[Path]:
-        """Return the runs to show if `taken` lines follow the table. If not all runs fit, running runs have priority."""
+        """Return the runs to show above `taken` other lines. If not all runs fit on the screen, running runs have priority."""
         room = max(self._screen.height - FRAME_LINES - taken, 1)
         if len(self._states) <= room:
             return list(self._states)

@@ -25,7 +25,7 @@ LEAST_S = 10.0
 SHARE = 0.01
 """Maximum fraction of the sweep's time to spend on writing report pages."""
 SECONDS_PER_RUN = 0.01
-"""Expected seconds per run to write the first page. Each later page is expected to take as long as the previous one."""
+"""Expected time to write the first page, in seconds per run. Each later page is expected to take as long as the previous page."""
 
 
 def finish_sweep(sweep_dir: Path) -> None:

@@ -23,7 +23,7 @@ class Sink(Protocol):
         """Log one row of events.jsonl. `step` increases from call to call. Figures that are not known are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
-        """Log the run's summary ({} if it has none), its final state, and the reason. Return once all data is written or sent."""
+        """Log the run's summary ({} if none), final state and the state's reason. Return once all data is written or sent."""
 
 
 class Tracker(Option):
@@ -43,7 +43,7 @@ class Tracker(Option):
 
     @property
     def members(self) -> dict[str, Tracker]:
-        """The trackers by name. A tracker that is the only one is named "". Each tracker runs in its own process."""
+        """The trackers by name. A tracker outside of `Several` is named "". Each tracker runs in its own process."""
         return {"": self}
 
     @property

@@ -29,7 +29,7 @@ from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY, is_sweep, track
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The data of a run directory that trackers use."""
+    """Data from a run directory, for trackers."""
 
     run_dir: Path
     config: dict[str, Any]
@@ -69,7 +69,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """The data of an ended sweep's directory that trackers use."""
+    """Data from the directory of an ended sweep, for trackers."""
 
     sweep_dir: Path
     group: str
@@ -117,7 +117,7 @@ class SweepRecord:
 
 
 def ensure_run_id(folder: Path) -> str:
-    """Return the id in a run's or sweep's tracker.json. If the file has no id, write a new one to it first."""
+    """Return the id in the tracker.json of a run or sweep. If the file has no id, generate an id and write it to the file."""
     run_id = read_tracking(folder).run_id
     if run_id is None:
         run_id = secrets.token_hex(4)
@@ -182,7 +182,7 @@ def tags(choices: Mapping[str, str]) -> list[str]:
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """Return the known settings in a dict from `described`, by dotted key. The key of an option is `model`, not `model.kind`."""
+    """Flatten a dict from `described` to dotted keys. Omit unknown values. An option's key is `model`, not `model.kind`."""
     options, versions = description.get("options", {}), description.get("versions", {})
     no_settings = ("directory", "host", "options", "versions")
     flat = flatten({key: value for key, value in description.items() if key not in no_settings})

@@ -28,7 +28,7 @@ class OfflineRun:
 
     @property
     def uploaded(self) -> bool:
-        """Whether the whole record is uploaded: W&B's `.synced` file is at least as new as the record."""
+        """Whether the whole `.wandb` file is uploaded: W&B's `.synced` file is at least as new as the `.wandb` file."""
         try:
             return self.record.with_suffix(".wandb.synced").stat().st_mtime_ns >= self.record.stat().st_mtime_ns
         except FileNotFoundError:
@@ -55,7 +55,7 @@ def server() -> str:
 
 
 def silence(url: str) -> str:
-    """Return the reason why a server does not answer, or "" if it answers. wandb itself would retry for hours."""
+    """Return the reason why a server does not answer, or "" if it answers. Without this check, wandb would retry for hours."""
     try:
         urlopen(Request(url, method="HEAD"), timeout=10).close()
     except HTTPError:
@@ -66,7 +66,7 @@ def silence(url: str) -> str:
 
 
 def upload(runs: Sequence[OfflineRun], done: Callable[[OfflineRun], None]) -> str:
-    """Upload runs with `wandb sync`, and call `done(run)` after each upload. Return the last line that the command printed."""
+    """Upload runs with `wandb sync`. Call `done(run)` after each upload. Return the last line that `wandb sync` printed."""
     command = [sys.executable, "-m", "wandb", "sync", *(str(run.record.parent) for run in runs)]
     environment = os.environ | {"WANDB_ERROR_REPORTING": "false"}
     left = list(runs)

@@ -71,7 +71,7 @@ def submit_one(composed: Composed) -> int:
 
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
-    """Submit the unfinished runs of a directory with their last settings, as changed by `hydra.launcher.KEY=VALUE` overrides."""
+    """Submit a directory's unfinished runs with their last settings. Overrides `hydra.launcher.KEY=VALUE` change the settings."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     # A run of a sweep has the settings of the sweep, unless it was submitted separately.

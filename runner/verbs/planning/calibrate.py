@@ -62,7 +62,7 @@ def _show(calibration: Calibration) -> None:
 
 
 def _as_yaml(calibration: Calibration) -> str:
-    """Return the text of a `hardware` file. Numbers have four significant digits, which exceeds the precision of the fit."""
+    """Return the text of a `hardware` file. Numbers have four significant digits: the fit is less precise than that."""
     import yaml
 
     def rounded(value: Any) -> Any:

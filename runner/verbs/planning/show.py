@@ -116,7 +116,7 @@ def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> 
 def _memory(
     experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: ExpectedDevices
 ) -> Table:
-    """Return a table of the bytes that a device holds between steps, ending with their share of the device's memory."""
+    """Return a table of the bytes that a device holds between steps. The last row is the total and its share of memory."""
     layout, precision = experiment.parallelism, experiment.precision
     held = [layout.stored(unit, precision, degrees) for unit in units.values()]
     tensors = sum(parameter.trained for unit in units.values() for parameter in unit.parameters)
@@ -142,7 +142,7 @@ def _memory(
 def _plan(
     experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Table:
-    """Return a table of the units: parameters, excluding nested units, and the bytes that each gathers and reduces per step."""
+    """Return a table with each unit's parameters (without nested units) and the bytes that it gathers and reduces per step."""
     from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
     micro_batches = experiment.accumulation(degrees.data)[1]
@@ -172,7 +172,7 @@ def _plan(
 def _buffers(
     experiment: Experiment, network: Network, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Iterator[str]:
-    """Yield a device's peak buffer bytes under each allocation method: one line for all-gathers, one for reductions."""
+    """Yield a line on all-gather buffers and one on reduction buffers. Each gives a device's peak bytes by allocation method."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}

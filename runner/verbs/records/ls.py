@@ -63,7 +63,7 @@ class Entry:
 
     @cached_property
     def settings(self) -> dict[str, list[Any]]:
-        """All values of each key or group in the runs, from the first run's config.yaml and the overrides of every run."""
+        """Values that each key or group has in the runs. They come from the first run's config.yaml and every run's overrides."""
         names = run_names(self.path) if is_sweep(self.path) else [""]
         run = read_run(self.path / names[0]) if names else None
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}

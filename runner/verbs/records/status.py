@@ -71,7 +71,7 @@ def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 
 def _progress(run: Run) -> list[str]:
-    """Return a run's steps done, memory and time left, from its summary if the run has ended, otherwise from its event log."""
+    """Return a run's steps done, memory and time left. Read the summary if the run has ended, otherwise the event log."""
     if run.state in UNREADABLE:
         return [UNKNOWN] * (len(PROGRESS) - 2)
     done = run.summary.steps
@@ -83,7 +83,7 @@ def _progress(run: Run) -> list[str]:
 
 
 def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:
-    """Return the SLURM job of each submitted run, as `JOB_ID: STATE` by run directory."""
+    """Return a text `JOB_ID: STATE` for each submitted run, by run directory."""
     submitted = [run.path for run in runs if (run.path / SLURM_JOB).is_file()]
     if not submitted:
         return {}
