@@ -23,7 +23,7 @@ class Optimizer(Option):
     kinds: ClassVar[dict[str, str]] = {"adamw": "meshrunner.recipes.optim.optimizer:AdamW"}
 
     lr: float = Field(gt=0)
-    """Learning rate before the schedule's factor is applied."""
+    """Learning rate before the schedule's factor."""
 
     def state_bytes(self, elements: int, tensors: int) -> int | None:
         """Return the bytes of optimizer state for `tensors` parameters with `elements` elements in total; None if unknown."""
