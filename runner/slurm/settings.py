@@ -57,7 +57,7 @@ class Slurm(Section):
     nodes: CountOrNull
     """Number of nodes per run; null: launch.nodes of the run."""
     gpus_per_node: CountOrNull
-    """GPUs to request on each node; null: none if `hardware` is not a GPU, else launch.workers (auto: all GPUs of a node)."""
+    """GPUs to request on each node; null: launch.workers (auto: all GPUs of a node) if `hardware` is a GPU, otherwise none."""
     cpus_per_task: CountOrNull
     """
     CPUs to request on each node, where a single SLURM task starts all workers.

@@ -175,7 +175,7 @@ def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def tags(choices: Mapping[str, str]) -> list[str]:
-    """Return a tag `group=option` for each option that is not its group's default, cut to 64 characters, W&B's limit."""
+    """Return a tag `group=option` for each option that is not its group's default. Cut tags to W&B's limit of 64 characters."""
     usual = shipped.defaults()
     own = {group: option for group, option in choices.items() if group != "tracker"}
     return [f"{group}={option}"[:64] for group, option in own.items() if option != usual.get(group)]

@@ -67,7 +67,7 @@ class Wandb(Tracker):
         return WandbRun(started, run.describe)
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Log the table of a sweep to a W&B run. Raises the same errors as `open`."""
+        """Log the table of a sweep to a W&B run. Raise the same errors as `open`."""
         group = self.group or sweep.group
         started = self._start(
             sweep.sweep_dir,
