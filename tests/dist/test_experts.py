@@ -406,8 +406,12 @@ def document() -> None:
     )
     print(f"In one process, the scores of chosen experts exceed all other scores by more than {NEAR:g}.")
     print("`python -m tests.dist.test_experts` prints this table.\n")
-    print("The columns show the largest relative difference of a parameter's gradient before the first update")
-    print("(||difference|| / ||gradient||), and of the global gradient norm and the loss in five steps of AdamW.\n")
+    print(
+        "The columns show the largest relative difference from one process: of a parameter's gradient before the first update"
+    )
+    print(
+        "(||difference|| / ||gradient||), of the global gradient norm in five steps of AdamW, and of the loss in these steps.\n"
+    )
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:
         found = compare(world, layout)

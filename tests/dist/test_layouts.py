@@ -444,8 +444,12 @@ def document() -> None:
     print(
         "Initial weights equal those of one process bit by bit. `python -m tests.dist.test_layouts` prints this table.\n"
     )
-    print("The columns show the largest relative difference of a parameter's gradient before the first update")
-    print("(||difference|| / ||gradient||), and of the global gradient norm and the loss in five steps of AdamW.\n")
+    print(
+        "The columns show the largest relative difference from one process: of a parameter's gradient before the first update"
+    )
+    print(
+        "(||difference|| / ||gradient||), of the global gradient norm in five steps of AdamW, and of the loss in these steps.\n"
+    )
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:
         found = compare(world, layout)
