@@ -210,7 +210,7 @@ def summary_keys() -> list[str]:
 
 
 def figure_of(key: str) -> Figure:
-    """Return the figure with a `Figure.key`."""
+    """Return the figure whose `Figure.key` is `key`."""
     return next(each for each in FIGURES if each.key == key)
 
 

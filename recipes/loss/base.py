@@ -36,7 +36,7 @@ class Loss(Option):
     }
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
-        """Return the loss function. Called before FSDP wraps the network. output: the projection; it may be changed in place."""
+        """Return the loss function. Called before FSDP wraps the network. output: the projection. This method may modify it."""
         return self.function(summed)
 
     @abstractmethod

@@ -239,8 +239,8 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
         alike = [unit for kind, unit in classes.items() if isinstance(module, kind)]
         if alike and not around and name not in units:
             raise ConfigError(
-                f"wrap: '{alike[0]}' and '{name}' are both {type(module).__name__}, but only '{alike[0]}' is a resharded unit. "
-                "megatron_fsdp selects units by class, not by name; use wrap=blocks, or parallelism=fsdp2"
+                f"wrap: '{alike[0]}' and '{name}' are both {type(module).__name__}, but wrap makes only '{alike[0]}' a resharded "
+                "unit. megatron_fsdp selects units by class, so it cannot tell them apart; use wrap=blocks, or parallelism=fsdp2"
             )
     return list(classes)
 

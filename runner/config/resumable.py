@@ -18,7 +18,7 @@ from meshrunner.runner.rundir import RESULTS, find_damage, read_config, read_sta
 from meshrunner.runner.rundir.files import is_run
 
 STAY_THE_SAME = Affects.RESULT | Affects.CHANCE | Affects.SWEEP
-"""Effects of the keys that must not change when a run resumes. If `global_batch` is null, the checkpoint's value is used."""
+"""A key with one of these effects must keep its value when a run resumes. A null `global_batch` takes the checkpoint's value."""
 
 
 class Usable(NamedTuple):

@@ -1,6 +1,7 @@
 """The names of the files in run and sweep directories. No other package contains these names.
 
-JSON files are replaced atomically; `events.jsonl` is append-only. Tab completion imports this module, so it imports no pydantic.
+JSON files are replaced atomically; `events.jsonl` is append-only. This module does not import pydantic, because tab completion
+imports it and must be fast.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ FEWEST_POINTS = 100
 BINS = 24
 """Number of bins in a histogram, and the minimum number of values for which a histogram is drawn."""
 MAX_RANKS = 64
-"""Maximum number of ranks shown per row. If a row has more, only the ranks with the lowest and highest values are shown."""
+"""Maximum number of ranks shown per row. If a row has more, half of those shown have the lowest values, half the highest."""
 STEP_TIME = "perf/step_time_s"
 
 

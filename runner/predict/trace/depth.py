@@ -29,9 +29,9 @@ class Depths(NamedTuple):
     deeper: int
     full: int
     front: int
-    """Peaks are extrapolated for this many blocks at the front of the model."""
+    """Number of blocks at the front of the model whose peaks are extrapolated."""
     reach: int
-    """Peaks are extrapolated for this many blocks at the end of the model. No block between front and end has a higher peak."""
+    """Number of blocks at the end of the model whose peaks are extrapolated. No block between front and end peaks higher."""
 
     def at_full_depth(self, shallow: int, deeper: int) -> int:
         """Extrapolate a value linearly to the full depth, given the value at both shallow depths."""

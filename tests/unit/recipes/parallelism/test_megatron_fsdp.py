@@ -135,16 +135,19 @@ def test_supported_settings_are_accepted(overrides: str) -> None:
 @pytest.mark.parametrize(
     ("rules", "expected"),
     [
-        ("[{match:layers.0}]", "'layers.0' and 'layers.1' are both Block, but only 'layers.0' is a resharded unit"),
+        (
+            "[{match:layers.0}]",
+            "'layers.0' and 'layers.1' are both Block, but wrap makes only 'layers.0' a resharded unit",
+        ),
         (
             "[{match:layers.1,wrap:false},{match:Block}]",
-            "' and 'layers.1' are both Block, but only UNIT is a resharded unit",
+            "' and 'layers.1' are both Block, but wrap makes only UNIT a resharded unit",
         ),
         (
             "[{match:layers.2,reshard_after_forward:never},{match:Block}]",
-            "' and 'layers.2' are both Block, but only UNIT is a resharded unit",
+            "' and 'layers.2' are both Block, but wrap makes only UNIT a resharded unit",
         ),
-        ("[{match:layers.*.attention.wo}]", "are both Linear, but only UNIT is a resharded unit"),
+        ("[{match:layers.*.attention.wo}]", "are both Linear, but wrap makes only UNIT a resharded unit"),
         ("[{match:Block},{match:layers.*.feed_forward}]", "'layers.0.feed_forward' cannot be a unit inside 'layers.0'"),
         (
             "[{match:Block,reshard_after_forward:2}]",
@@ -186,7 +189,7 @@ def test_a_derived_class_counts_as_the_unit_class() -> None:
     network.add_module("another", type("Table", (torch.nn.Embedding,), {})(2, 2))
     with pytest.raises(
         ConfigError,
-        match="'tok_embeddings' and 'another' are both Table, but only 'tok_embeddings' is a resharded unit",
+        match="'tok_embeddings' and 'another' are both Table, but wrap makes only 'tok_embeddings' a resharded unit",
     ):
         recipe.parallelism.check_units(network, plan)
 
