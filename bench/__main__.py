@@ -1,10 +1,10 @@
-"""Benchmarks of meshrunner against a hand-written FSDP2 loop, and of options against each other.
+"""Benchmarks that compare meshrunner with a hand-written FSDP2 loop, and meshrunner's options with each other.
 
-    python -m bench [NAME...]     run the named benchmarks (see the end of this file), or all
-    python -m bench gpu           test which options work on this machine's GPUs, and how fast they are; -h lists the flags
+    python -m bench [NAME...]     run the named benchmarks, or all if no name is given; `main` below lists the names
+    python -m bench gpu           test which options work on this machine's GPUs, and measure their speed; -h lists the flags
 
-The two sides of a comparison take turns (A B A B ...) or run at the same time. Each round yields one ratio. Figures are medians
-with ranges.
+The two programs of a comparison run in turn (A B A B ...) or at the same time. Each round, a run of A and a run of B, yields one
+ratio. The benchmarks print medians and, in parentheses, ranges.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meshrunner.runner.config.devices import cores, cpu_name
 BIN = Path(sys.executable).parent
 PLAIN = Path(__file__).with_name("plain_fsdp2.py")
 SHORT, LONG = 4, 24
-"""Number of steps in a short and in a long run. The difference between the CPU times of the two runs excludes start-up."""
+"""Steps of a short run and of a long run. The CPU time of the long run minus that of the short run contains no start-up."""
 PAIRS = 5
 CONFIGURATION = [
     "hardware=cpu",  # like the hand-written loop
@@ -41,7 +41,7 @@ TOKENS = 2 * 4 * 512
 
 
 def plain(steps: int, folder: Path) -> tuple[Cost, float]:
-    """Run the hand-written loop under torchrun; return its cost and the seconds from command to first step."""
+    """Run the hand-written loop under torchrun. Return its cost and the seconds from its start to the end of its first step."""
     out = folder / "plain.json"
     command = [str(BIN / "torchrun"), "--nproc-per-node", "2", str(PLAIN), "--steps", str(steps), "--out", str(out)]
     cost = measure(command, folder, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
@@ -49,7 +49,7 @@ def plain(steps: int, folder: Path) -> tuple[Cost, float]:
 
 
 def meshrunner(steps: int, folder: Path, *more: str) -> tuple[Cost, float]:
-    """Run the same model, batch and mesh with `meshrunner run`; return its cost and the seconds to the first step."""
+    """Train the same model on the same mesh with `meshrunner run`. Return the same two values as `plain`."""
     run_dir = Path(tempfile.mkdtemp(dir=folder)) / "run"
     command = [str(BIN / "meshrunner"), "run", f"steps={steps}", *CONFIGURATION, *more, f"hydra.run.dir={run_dir}"]
     cost = measure(command, folder)
@@ -58,25 +58,25 @@ def meshrunner(steps: int, folder: Path, *more: str) -> tuple[Cost, float]:
 
 
 def spread(values: list[float], form: str = ".2f") -> str:
-    """Return a string with the median of the values and, in parentheses, their range."""
+    """Format values as MEDIAN (MINIMUM-MAXIMUM)."""
     return f"{median(values):{form}} ({min(values):{form}}-{max(values):{form}})"
 
 
 def _with_the_loops_units(steps: int, folder: Path) -> tuple[Cost, float]:
     """
-    Run meshrunner with the FSDP units of the hand-written loop: the blocks and the root.
+    Run meshrunner with the same FSDP units as the hand-written loop: each block, and the root for all other parameters.
 
-    By default, meshrunner also wraps the embedding and the output projection.
+    By default, the embedding and the output projection are also units of meshrunner's model.
     """
     return meshrunner(steps, folder, "wrap=rules")
 
 
 def throughput(folder: Path) -> None:
     """
-    Print tokens per CPU-second, with CPU time summed over all processes of a run.
+    Print the tokens per CPU-second of meshrunner and of the hand-written loop. CPU time is summed over all processes of a run.
 
-    To exclude start-up, the CPU time of a short run is subtracted from that of a long run. The compared commands run at the
-    same time, because the speed of a virtual machine that shares its cores can change between one run and the next.
+    The CPU time of a short run is subtracted from that of a long run, to exclude start-up. The compared programs run at the same
+    time, because a virtual machine may become slower or faster between two runs if it shares its cores with other machines.
     """
     ways = {"meshrunner": _with_the_loops_units, "meshrunner, default units": meshrunner, "plain loop": plain}
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -98,7 +98,7 @@ def throughput(folder: Path) -> None:
 
 
 def first_step(folder: Path) -> None:
-    """Print the seconds from the start of the command to the end of the first step. File caches are warm."""
+    """Print the seconds from the start of meshrunner or torchrun to the end of the first step. File caches are warm."""
     ours, theirs = [], []
     for _ in range(PAIRS + 1):
         ours.append(meshrunner(SHORT, folder)[1])
@@ -113,7 +113,7 @@ def first_step(folder: Path) -> None:
 
 
 def commands(folder: Path) -> None:
-    """Print how many seconds each of several commands takes; none of them starts a run."""
+    """Print the seconds that commands such as `meshrunner --help` and `meshrunner show` take. These commands train nothing."""
     for arguments in (["--help"], ["show"], ["show", "model=llama3_405b"], ["run", "--help"], ["run", "stepz=3"]):
         times = []
         for _ in range(PAIRS):
@@ -130,7 +130,7 @@ OPTIONS = {
 
 
 def options(folder: Path) -> None:
-    """Run each configuration 3 times; print tokens per CPU-second, WPS and peak RSS. CPU time is summed over all ranks."""
+    """Run each configuration 3 times. Print its tokens per CPU-second (CPU time summed over all ranks), WPS and peak RSS."""
     for title, varied in OPTIONS.items():
         sweep = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
         command = [str(BIN / "meshrunner"), "run", "-m", "steps=13", *CONFIGURATION, *varied, "sweep.repeat=3"]
@@ -154,13 +154,13 @@ JOBS = {
     ],
     "the default shape 16 times, 1024 tokens": [(256, 4)] * 16,
 }
-"""Shapes of each sweep's jobs: (sequence length, sequences per step and rank)."""
+"""Two sweeps of 16 jobs. Keys are titles, and values are the shapes of jobs: (sequence length, sequences per step and rank)."""
 JOB_STEPS = 5
 ROUNDS = 3
 
 
 def sweep(folder: Path) -> None:
-    """Print the seconds that 16 short jobs take in one sweep, and the seconds that 16 successive torchrun launches take."""
+    """Print the seconds that 16 short jobs take as one meshrunner sweep, and as 16 successive launches of torchrun."""
     for title, shapes in JOBS.items():
         ours, theirs, first = [], [], []
         for _ in range(ROUNDS):
@@ -182,7 +182,6 @@ def sweep(folder: Path) -> None:
 
 
 def _torchrun(seq_len: int, batch: int, folder: Path) -> float:
-    """Return the wall-clock seconds that the hand-written loop takes under torchrun."""
     command = [str(BIN / "torchrun"), "--nproc-per-node", "2", str(PLAIN), "--steps", str(JOB_STEPS)]
     command += ["--seq-len", str(seq_len), "--batch", str(batch), "--out", str(folder / "plain.json")]
     return measure(command, folder, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore").wall_s
@@ -200,23 +199,23 @@ READ_JSON = (
 
 
 def compare(folder: Path) -> None:
-    """Time `compare` on many runs of 30 steps. Also time a Python loop that only reads the same files."""
+    """Time `meshrunner compare` on sweeps of many runs, and for comparison a script that only parses the runs' JSON files."""
     for count in RUNS:
         _against_reading("compare", _sweep_of(folder, count, "{:04}"), "*/*.json*", "--csv")
 
 
 ODD = "{:04} [bold] \U0001f600 'a|b' $(x)\n\x1b[31m"
-"""Format of odd directory names, which contain markup and terminal control characters."""
+"""Format of directory names that are difficult to print, because they contain markup and terminal control characters."""
 
 
 def status(folder: Path) -> None:
-    """Time `status` on finished runs with plain or odd names. Also time a loop that only reads the runs' states and summaries."""
+    """Time `meshrunner status` on sweeps, and a script that only parses the runs' status.json and summary.json."""
     for count, name in ((1000, "{:04}"), (2000, ODD)):
         _against_reading("status", _sweep_of(folder, count, name), "*/s*.json")
 
 
 def _sweep_of(folder: Path, count: int, names: str) -> Path:
-    """Create and return a sweep folder with `count` copies of one run. Each copy has a different sequence length."""
+    """Return a new sweep directory with `count` copies of one run. The configuration of each copy has another sequence length."""
     run, sweep = folder / "run", Path(tempfile.mkdtemp(dir=folder)) / f"{count} runs"
     if not run.exists():
         short = ["steps=30", "seq_len=32", *_but(CONFIGURATION, "seq_len")]
@@ -232,7 +231,7 @@ def _sweep_of(folder: Path, count: int, names: str) -> Path:
 
 
 def _against_reading(verb: str, sweep: Path, files: str, *options: str) -> None:
-    """Time a command on a sweep folder. Also time a Python loop that only reads the folder's files that match `files`."""
+    """Print the seconds that a command takes on a sweep, and that a script takes to parse the sweep's JSON files `files`."""
     ours, theirs = [], []
     for _ in range(PAIRS):
         ours.append(measure([str(BIN / "meshrunner"), verb, str(sweep), *options], sweep).wall_s)

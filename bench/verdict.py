@@ -14,11 +14,11 @@ TWINS = [
     *("experiment=fsdp1_vs_fsdp2", "parallelism=fsdp2", "steps=8", "tracker=none"),
     *("+launch.env.TWIN=a,b", "sweep.baseline=launch.env.TWIN=a"),
 ]
-"""Overrides of a sweep similar to the demo. The two combinations differ only in an environment variable that no code reads."""
+"""Overrides of a sweep over two combinations. They differ only in an environment variable that no code reads."""
 
 
 def verdict(folder: Path) -> None:
-    """Run the sweep TRIES times while another process runs a busy loop. Print the speed difference of each try."""
+    """Run the sweep TRIES times while another process keeps a core busy. Print each speed difference that `compare` reports."""
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         wrong = sum(_told_apart(Path(tempfile.mkdtemp(dir=folder)) / "sweep") for _ in range(TRIES))

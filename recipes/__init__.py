@@ -1,1 +1,1 @@
-"""Models, parallelism, precision, optimizers, data, and the recipe that combines them and trains the model."""
+"""Options such as models, parallelism, optimizers and data, and the recipe that combines one of each and trains the model."""

@@ -1,4 +1,4 @@
-"""The `compile` group: which parts of the model to compile, and with which arguments. Shapes are always static."""
+"""Options of the group `compile`: the parts of the model to compile, and the compiler's arguments. Shapes are always static."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Compile(Option):
         """Set process-wide options. Every worker calls this before it compiles anything."""
 
     def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
-        """Compile a block in place. contains_units: the block contains FSDP units, whose all-gathers break its graph."""
+        """Compile a block in place. contains_units: whether the block contains FSDP units, which break its graph."""
 
     def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compile a function, such as the cross entropy. Options that do not compile functions return it unchanged."""
         return function
 
     def compile_model(self, model: nn.Module, *, contains_units: bool) -> None:
-        """Compile the whole network in place. This happens before data parallelism wraps the network."""
+        """Compile the whole network in place. Data parallelism wraps the network afterwards."""
 
 
 class Eager(Compile):
@@ -73,7 +73,7 @@ class TorchCompile(Compile):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
     """Inductor's mode, which trades compile time for speed; null: inductor's default."""
     fullgraph: bool | Literal["auto"]
-    """true: a graph break is an error; auto: true unless FSDP units are inside the compiled region."""
+    """true: a graph break is an error; auto: true, unless the compiled module contains FSDP units, which break its graph."""
     allow_buffer_reuse: bool
     """Whether inductor stores new results in the memory of dead tensors, to save memory."""
 

@@ -1,4 +1,4 @@
-"""Flat configurations: the differences between two configurations, and the effects that fields declare for their keys."""
+"""Flatten and compare configurations. Look up the effects (class Affects) of changing a key, such as an effect on speed."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
 
 
 def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
-    """Return the entries of a flat configuration whose keys have at least one of `effects`."""
+    """Return the entries of a flat configuration that have at least one of `effects` when they change."""
     return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
 
 
 def affected_by(key: str, flat: dict[str, Any]) -> Affects:
     """
-    Return the effects of a key of a flat configuration.
+    Return the effects of changing a key of the flat configuration `flat`.
 
     A key that no shipped class declares, such as a key of an older version, has the effects of its section. Users' classes are
     not imported, because reading a configuration must not run their code.
@@ -71,7 +71,7 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare a section's keys. For a group, these include its options, starting with `kind`."""
+    """Yield the classes that may declare a section's keys. If the section is a group, also yield its options, `kind` first."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

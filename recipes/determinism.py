@@ -1,13 +1,13 @@
-"""The key `deterministic`: with the same layout and devices, losses are equal bit for bit when a run is repeated or resumed."""
+"""The key `deterministic: true`. A repeated or resumed run has bit-identical losses if its layout and devices are the same."""
 
 from __future__ import annotations
 
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-"""Environment variable and its value, set before CUDA starts. torch requires such a value for deterministic cuBLAS calls."""
+"""Name and value of an environment variable. torch's deterministic mode requires such a value before CUDA starts."""
 
 
 def compute_deterministically(*, compiles: bool) -> None:
-    """Make torch use algorithms that do not depend on thread order. An operator without such an algorithm raises an error."""
+    """Use only deterministic algorithms. An operator that has none raises an error. compiles: whether torch.compile is used."""
     import torch
 
     torch.use_deterministic_algorithms(True)

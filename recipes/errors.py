@@ -1,4 +1,4 @@
-"""The exceptions that end a command with a message but no traceback. If a worker raises one of them, the run fails."""
+"""The exceptions that end a command with a message but no traceback. A run fails if a worker raises such an exception."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ class ConfigError(Exception):
 
 
 class Incompatible(ConfigError):
-    """Exit status 2: each setting is valid, but the combination is invalid. In a sweep, the row is `skipped`."""
+    """Exit status 2: each setting is valid, but the settings cannot be combined. In a sweep, such a run is `skipped`."""
 
 
 class NotImported(ConfigError):
-    """Exit status 2: a class that the configuration names cannot be imported here. The configuration may be right."""
+    """Exit status 2: a class in the configuration cannot be imported. The configuration may be valid in another directory."""
 
 
 class AlreadyRunning(Exception):
-    """Exit status 1: another live process is executing the run directory."""
+    """Exit status 1: another live process is executing the run of this directory."""
 
 
 class Moved(Exception):
@@ -28,7 +28,7 @@ class NotSaved(Exception):
 
 
 class NotRecorded(Exception):
-    """Exit status 1: a measured figure could not be written to events.jsonl."""
+    """Exit status 1: the metrics of a step could not be written to events.jsonl."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""The interface through which a recipe reports its progress. The runner's meter implements it."""
+"""The interface through which a recipe (the training code) reports its progress. `runner.measure.meter` implements it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Phase = Literal[
     "saving a checkpoint",
     "",
 ]
-"""Work that a run does outside of steps, as shown to the user; "" during steps."""
+"""Name of the slow work that a run is doing, as shown to the user; "" during ordinary steps."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Meter(Protocol):
-    """The reporting interface. Reading metrics is a collective, so every rank must call these methods in the same order."""
+    """The reporting interface. Every rank must call its methods in the same order, because reading metrics is a collective."""
 
     def doing(self, phase: Phase) -> None:
         """Report the start of a phase that may take long. Not a collective."""
@@ -41,16 +41,16 @@ class Meter(Protocol):
         attention_flops_per_token: int,
         describe_data: Callable[[], dict[str, Any]],
     ) -> None:
-        """Report that the first step begins. Counts are for the full model. active_params: parameters that a token uses."""
+        """Report that the first step begins. Counts cover the full model. active_params: parameters that one token uses."""
 
     def resumed(self, step: int, tokens: int) -> None:
-        """Report that the run continues after `step`, having consumed `tokens`. Called before `started`."""
+        """Report that a resumed run has already done `step` steps with `tokens` tokens. Called before `started`."""
 
     def waiting_for_data(self) -> AbstractContextManager[None]:
-        """Return a context manager around the wait for the next batch."""
+        """Return a context manager that measures the wait for the next batch."""
 
     def saving(self) -> AbstractContextManager[None]:
-        """Return a context manager around a checkpoint save. On entry, the meter records all steps that are done."""
+        """Return a context manager for saving a checkpoint. On entry, it writes all metrics that are not yet in events.jsonl."""
 
     def step_done(
         self,
@@ -65,8 +65,9 @@ class Meter(Protocol):
         """
         Report that an optimizer step, counted from 1, was launched. On an accelerator, the step may still be running.
 
-        A call that reads metrics raises FloatingPointError if a loss or gradient norm since the previous read is not finite.
+        Some calls also read the metrics of all steps since the previous read. Such a call raises FloatingPointError if a loss or
+        gradient norm of these steps is not finite.
 
         All tensors are 0-d and on the device. loss: this rank's mean token loss; grad_norm: global gradient norm before clipping;
-        tokens: tokens of all ranks; observed: further figures, by key in events.jsonl. The keys are the same at every step.
+        tokens: tokens of all ranks; observed: further metrics, keyed by name in events.jsonl, with the same keys at every step.
         """

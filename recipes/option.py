@@ -1,7 +1,7 @@
 """`Option`, the base class of all options that YAML can choose, and validators for the fields of options.
 
-A config group is a base class (`Model`, `Parallelism`, ...), and each option is a subclass: its pydantic fields are the YAML
-keys, and its methods do the work. Option modules import torch only inside functions, so checking a configuration needs no torch.
+Each config group is a base class, such as `Model`. Each option is a subclass, such as `Llama`. The fields of the subclass are the
+YAML keys. Option modules import torch only inside functions, so that most configurations are checked without torch.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Affects(Flag):
     RESULT = auto()
     """The trained weights or the choice of measured steps. A run cannot be resumed with another value of the key."""
     FIGURES = auto()
-    """Figures of the whole run, such as the final loss, but not those of a single step."""
+    """Results of the whole run, such as the final loss, but not the results of a single step."""
     CHANCE = auto()
     """Random numbers. Runs that differ only in keys with this effect are repeats of each other."""
     FILES = auto()
@@ -108,7 +108,7 @@ class Option(Section):
     """Class of this option: one of the group's short names, or `package.module:Class`."""
 
     def unsupported(self, device_type: str) -> str | None:
-        """Return why this node's `cpu` or `cuda` devices cannot use the option, and what to use instead; None if they can."""
+        """Return a message if `cpu` or `cuda` devices cannot use the option: the reason, and what to use instead. Else None."""
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -155,7 +155,7 @@ def _blank(module_name: str, class_name: str) -> Option:
 
 
 def chosen(base: type[Option]) -> BeforeValidator:
-    """Return a validator that builds an option of the class named by `kind`: `model: Annotated[Model, chosen(Model)]`."""
+    """Return a validator that builds an option of the class that `kind` names. Use: `model: Annotated[Model, chosen(Model)]`."""
 
     def choose(value: Any) -> Any:
         if isinstance(value, base):
@@ -191,9 +191,9 @@ class WholeNumbers(BeforeValidator):
 
 def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> WholeNumbers:
     """
-    Return a validator that accepts whole numbers and `words`: `workers: Annotated[int | Auto, whole("auto")]`.
+    Return a validator that accepts whole numbers in a range, and `words`. Use: `workers: Annotated[int | Auto, whole("auto")]`.
 
-    None among `words` accepts null. Numbers above `at_most` are usually typos, and would fail late or exhaust memory.
+    The word None accepts null. `at_most` rejects numbers that are probably typos and would fail late or exhaust memory.
     """
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])

@@ -2,8 +2,8 @@
 
     train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
 
-`train` needs an initialised process group of nodes x workers ranks. The assembly has seven steps in a fixed order, because each
-step changes the modules or parameters that the next step uses.
+`train` needs an initialised process group of nodes x workers ranks. Comments number the seven steps of the assembly. Their order
+is fixed, because each step changes modules or parameters that the next step uses.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
 
 def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> None:
     """
-    Apply activation checkpointing and compilation to the blocks and the loss, in place.
+    Apply activation checkpointing to the blocks, and compile the blocks and the loss. Both change the network in place.
 
-    Selective checkpointing is applied before compiling (`inside_compile`), because it requires that the compiler sees the
-    recomputation. Full checkpointing is applied after compiling: compiling it would fail with 2-d layouts.
+    A block with selective checkpointing (`inside_compile`) is wrapped first and then compiled, because the compiler must see the
+    recomputation. A block with full checkpointing is compiled first, because compiling a wrapped block fails with 2-d layouts.
     """
     recompute, compilation = recipe.activation_checkpoint, recipe.compile
     recompute.configure()
@@ -114,14 +114,14 @@ class Prepared(NamedTuple):
     loader: Loader
     global_batch: int
     done: int
-    """The step of the loaded checkpoint, or 0 if none was loaded."""
+    """Number of completed steps: the step of the loaded checkpoint, or 0 if none was loaded."""
     consumed: Consumed
 
 
 def prepare(
     recipe: Recipe, meter: Meter, device: torch.device, nodes: int, workers: int, checkpoints: Path | None
 ) -> Prepared:
-    """Assemble the model, load the newest checkpoint and open the data. Takes the arguments of `train`."""
+    """Assemble the model, load a checkpoint if there is one, and open the data. The arguments are those of `train`."""
     meter.doing("building the model")
     recipe = recipe.on(device.type)
     if recipe.deterministic:
@@ -223,7 +223,7 @@ def train(
 def update(
     recipe: Recipe, model: nn.Module, trained: list[Trainable], optimizer: Optimizer, batches: list[Batch], lr: float
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and other figures as 0-d tensors."""
+    """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and further metrics as 0-d tensors."""
     loss = backward(recipe, model, batches)
     grad_norm = global_norm(trained, loss.device)
     if recipe.max_grad_norm is not None:

@@ -1,4 +1,4 @@
-"""The configuration of a training run, without the settings for launching, tracking and measuring the run."""
+"""The configuration of a training run: model, data and training. Launch and measurement settings are in `Experiment`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Recipe(Section):
     parallelism: Annotated[SerializeAsAny[Parallelism], chosen(Parallelism)]
     """Distribution of the model over devices: the mechanism and the degrees."""
     wrap: Annotated[SerializeAsAny[Wrap], chosen(Wrap)]
-    """Units: modules whose parameters FSDP gathers and frees together."""
+    """Choice of FSDP units: the modules whose parameters are gathered and freed together."""
     activation_checkpoint: Annotated[SerializeAsAny[ActivationCheckpoint], chosen(ActivationCheckpoint)]
     """Activations to recompute in backward instead of keeping them in memory."""
     compile: Annotated[SerializeAsAny[Compile], chosen(Compile)]
@@ -61,17 +61,17 @@ class Recipe(Section):
     seq_len: Annotated[int, whole(at_most=2**24)]
     """Tokens per sequence."""
     micro_batch: Annotated[int, whole(at_most=2**16), Affects.SPEED]
-    """Sequences per data-parallel rank and forward pass."""
+    """Sequences that each data-parallel rank processes in one forward pass."""
     global_batch: Annotated[int | None, whole(None)]
     """Sequences per optimizer step; null: micro_batch x data-parallel ranks. Larger batches use gradient accumulation."""
     max_grad_norm: float | None = Field(gt=0)
-    """Global norm to clip gradients to; null: no clipping."""
+    """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to the maximum. null: no clipping."""
 
     def accumulation(self, data_ranks: int) -> tuple[int, int]:
         """
-        Return (sequences per step, micro batches per rank and step).
+        Return two numbers: the sequences per step, and the micro batches that each rank processes per step.
 
-        Raise ConfigError if global_batch is not a multiple of the sequences that all ranks process in one pass.
+        Raise ConfigError if global_batch is not a multiple of the sequences that all ranks together process in one forward pass.
         """
         per_pass = self.micro_batch * data_ranks
         total = per_pass if self.global_batch is None else self.global_batch

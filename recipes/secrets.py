@@ -19,7 +19,7 @@ def is_secret(name: str) -> bool:
 
 
 def refuse_secrets(value: Any, key: str = "") -> None:
-    """Raise ConfigError if a secret would be copied from the environment into the configuration."""
+    """Raise ConfigError if a value refers to a secret variable, such as ${oc.env:HF_TOKEN}. key: the value's dotted key."""
     if isinstance(value, dict | list):
         for name, each in value.items() if isinstance(value, dict) else enumerate(value):
             refuse_secrets(each, f"{key}.{name}".lstrip("."))

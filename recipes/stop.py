@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 class StopAgreement:
     """
-    A non-blocking agreement among ranks to stop if `requested()` is true on any rank.
+    An agreement of all ranks to stop after the same step if `requested()` is true on any rank.
 
-    After every step, the ranks read the result of the all-reduce started one step earlier, usually without waiting. Then
-    they start the next all-reduce, over gloo.
+    After every step, a rank reads the result of the all-reduce that it started one step earlier, usually without waiting. Then
+    the rank starts the next all-reduce, over gloo. All ranks therefore stop one step after the request.
     """
 
     def __init__(self, requested: Callable[[], bool]) -> None:

@@ -1,8 +1,8 @@
-"""The experiment engine: compose, check, launch, measure, record, compare. No model code.
+"""The experiment engine: it composes, checks, launches, measures, records and compares runs. Model code is in `recipes`.
 
     cli > verbs > sweep > launch, predict > calibrate > slurm, measure > config > profiler, trackers > compare > rundir
         > ledger > figures > commands > process, console
 
-Each package imports only packages to its right, and all may import `recipes`. The import contracts in `pyproject.toml` contain
-the complete order.
+Each package imports only packages further right, never further left. All may import `recipes`. The import contracts in
+`pyproject.toml` contain the complete order.
 """

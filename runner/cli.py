@@ -1,4 +1,4 @@
-"""The command line: run the verb, print user errors as one screen of text, and exit with a status."""
+"""The command line: run the verb, print errors of the user without a traceback, and exit with a status."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _help_topic(arguments: list[str]) -> str | None:
 
 
 def _run_verb(verb: str, *arguments: str) -> int:
-    """Run a verb and return the exit status. Print user errors as one screen of text; let other errors propagate."""
+    """Run a verb and return the exit status. Print errors of the user without a traceback; let other errors propagate."""
     if COMMANDS[verb].room == "records":
         # Searching for pydantic plugins takes a tenth of the time of a verb that only reads records, and records need no plugin.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")

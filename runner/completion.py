@@ -1,4 +1,4 @@
-"""Tab completion for bash, and zsh with bashcompinit: `eval "$(meshrunner -sc install=bash)"`. It never shows errors."""
+"""Tab completion for bash, and zsh with bashcompinit: `eval "$(meshrunner -sc install=bash)"` installs it. It hides errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def answer(arguments: Sequence[str]) -> int:
 
 
 def _typed_words() -> list[str]:
-    """Return the words in COMP_LINE after the program's name, unquoted. The last word ends at COMP_POINT, the cursor."""
+    """Return the words between the program's name and the cursor, unquoted. The shell sets COMP_LINE and COMP_POINT (cursor)."""
     typed = os.environ["COMP_LINE"].encode()
     line = typed[: int(os.environ.get("COMP_POINT") or len(typed))].decode(errors="ignore")
     words = shlex.split(line)  # raises ValueError inside of quotes
@@ -64,7 +64,7 @@ def _typed_words() -> list[str]:
 
 
 def _as_typed(candidate: str, word: str) -> str:
-    """Return a candidate as the shell should insert it: quoted, and without a `key=` that bash treats as a separate word."""
+    """Return a completion, quoted for the shell. Cut off a leading `key=`, because bash replaces only the text after `=`."""
     part = os.environ.get("COMP_WORD")
     if part is None:
         return candidate
@@ -117,7 +117,7 @@ def _values(value: Value, word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _paths(word: str, *, only_directories: bool = False) -> list[str]:
-    """Return paths that begin with a word; directories end in a slash. If `only_directories`, runs and sweeps come first."""
+    """Return paths that begin with `word`, with a slash after directories. `only_directories` puts runs and sweeps first."""
     parent, slash, start = word.rpartition("/")
     paths: list[Path] = []
     with suppress(OSError):
@@ -130,7 +130,7 @@ def _paths(word: str, *, only_directories: bool = False) -> list[str]:
 
 
 def _terms(word: str, rest: Sequence[str]) -> list[str]:
-    """Return groups, sections and verbs. If `word` is not empty, add keys. After `GROUP=`, return only the group's options."""
+    """Return groups, verbs and keys, but nested keys only if `word` is not empty. After `GROUP=`, return the group's options."""
     from meshrunner.runner import shipped
     from meshrunner.runner.commands.parser import parse
     from meshrunner.runner.verbs.reference.help import every_key
@@ -144,7 +144,7 @@ def _terms(word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _overrides(before: list[str], word: str, *, submits: bool) -> list[str]:
-    """Complete an override as Hydra does, also after a comma in a sweep's values. If Hydra knows no value, return paths."""
+    """Return Hydra's completions of an override, also after a comma (`model=llama3_8b,`). If there is none, return paths."""
     from meshrunner.runner.config.compose import Composer
     from meshrunner.runner.config.hydra.overrides import parse
 

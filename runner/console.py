@@ -1,5 +1,5 @@
 """
-Print text, warnings, tables and the work in progress. Tables fit the terminal's width; piped tables are not cut.
+Print text, warnings, tables and the name of the work in progress. Tables fit the terminal's width; piped tables are not cut.
 
 Text may come from files or the environment: it is never interpreted as markup, and its control characters are escaped.
 This module imports little, to keep `meshrunner --help` fast.
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDEST, NARROWEST = 120, 40
-"""Maximum and minimum width of running text, in characters. Without a terminal, the maximum is used."""
+"""Maximum and minimum width of wrapped text, in characters. Without a terminal, the maximum is used."""
 WIDEST_TERM = 36
-"""Maximum width of the first column, which holds the terms, in a two-column list."""
+"""Maximum width of the left column in a list made by `in_two_columns`, in characters."""
 PIPED_WIDTH = 400
-"""Width of a table without a terminal, in characters: large enough that no cell is folded or cut."""
+"""Width of a table that is printed to a pipe or file, in characters: large enough that no cell is folded or cut."""
 SILENT_S = 2.0
-"""Seconds that work must last before its name is printed. On a terminal, `naming` shows the name at once."""
+"""Seconds after which the name of unfinished work is printed. On a terminal, `naming` prints the name at once."""
 WIPE = "\r\x1b[2K"
 _to_wipe = False
-"""Whether the terminal currently shows a `naming` line."""
+"""Whether the terminal shows a line of `naming`, which must be erased before other output."""
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls other than tab and newline, including the start of terminal escapes
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # changes of text direction
@@ -67,7 +67,7 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Show the name of the work done inside the context, on stderr. On a terminal, show it at once and erase it at the end."""
+    """Print `what`, the name of the work inside the context, to stderr. On a terminal, erase the name when the work ends."""
     global _to_wipe
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:
@@ -86,13 +86,13 @@ class Slow:
     """A context manager that prints the name of any work that lasts longer than SILENT_S seconds."""
 
     def __init__(self, whose: str = "", *, to_stderr: bool = False) -> None:
-        """Prepare to print names of work, each after the prefix `whose`."""
+        """Prepare to print the names of work. `whose` precedes each name, such as `run_3: `."""
         self.whose, self._to_stderr = whose, to_stderr
         self._what = ""
         self._timer: Timer | None = None
 
     def doing(self, what: str) -> None:
-        """Set the name of the work that begins now. An empty string means that the work has ended and none begins."""
+        """Record that the work named `what` begins and any earlier work has ended. If `what` is empty, no work begins."""
         if what == self._what:
             return
         self._what = what
@@ -163,7 +163,7 @@ def duration(seconds: float) -> str:
 
 
 def columns() -> int:
-    """Return the width for running text, in characters. If stdout is not a terminal, use the width of stderr."""
+    """Return the width at which to wrap text, in characters. Use stderr's terminal if stdout is not a terminal."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             return max(NARROWEST, min(os.get_terminal_size(stream.fileno()).columns, WIDEST))
@@ -171,7 +171,7 @@ def columns() -> int:
 
 
 def in_two_columns(rows: Iterable[tuple[str, str]], indent: int = 2) -> str:
-    """Return text with terms and their explanations in two columns, as argparse prints them."""
+    """Return (term, explanation) pairs as text in two columns, in the style of argparse's list of options."""
     rows, width = list(rows), columns()
     left = min(WIDEST_TERM, max((len(term) for term, _ in rows), default=0) + 2, width // 2) + indent
     lines = []

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Loaded:
-    """Runs as two tables, and the sentences that `meshrunner compare` prints first."""
+    """Result of `meshrunner.load`: runs as two DataFrames, and the sentences that `meshrunner compare` prints first."""
 
     rows: DataFrame
-    """One row per combination, with the keys of `meshrunner compare --json` as columns."""
+    """One row per combination of settings, merged over repeats. The columns are the keys of `meshrunner compare --json`."""
     events: DataFrame
-    """One row per run and step: `run` (its directory), `state`, the varying keys, `seed`, then the keys of events.jsonl."""
+    """One row per run and step. Columns: `run` (a directory), `state`, the keys in `keys`, `seed`, and those of events.jsonl."""
     keys: list[str] = field(default_factory=list)
-    """The varying keys. They are the first columns of `rows`. Lists in these columns are text, such as `[0.9, 0.95]`."""
+    """Configuration keys that differ between the runs: the first columns of `rows`. Lists become text, such as `[0.9, 0.95]`."""
     findings: list[str] = field(default_factory=list)
     """Sentences on the fastest row, the least memory, the gain over the baseline, and whether losses agree."""
 
@@ -37,7 +37,7 @@ class Loaded:
 
 
 def load_runs(folders: Sequence[str | os.PathLike[str]], baseline: str | None) -> Loaded:
-    """Read and compare runs for `meshrunner.load`."""
+    """Read and compare the runs in `folders` (run or sweep directories) for `meshrunner.load`."""
     if not folders:
         raise ConfigError("load: pass at least one run or sweep directory")
     try:
@@ -56,6 +56,6 @@ def load_runs(folders: Sequence[str | os.PathLike[str]], baseline: str | None) -
 
 
 def _hashable(keys: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of the varying keys, with lists and mappings as text, because pandas cannot group by them."""
+    """Return the values of `keys`, with lists and mappings as text because pandas cannot group rows by a list or mapping."""
     found = {key: values.get(key) for key in keys}
     return {key: text(value) if isinstance(value, list | dict) else value for key, value in found.items()}

@@ -12,14 +12,13 @@ from types import FrameType
 from meshrunner.runner.console import one_line
 
 OURS = ("meshrunner", "hydra_plugins")
-"""Packages of meshrunner."""
 INSTALLED = tuple({f"{path}/" for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib"))})
 MAX_LINES, MAX_WIDTH = 5, 300
-"""Maximum number of the user's lines to show (the innermost ones), and maximum number of characters per line."""
+"""Maximum number of lines of user code to show (those of the innermost calls), and maximum number of characters per line."""
 
 
 def fault(error: BaseException) -> str:
-    """Return `own.gpt:GPT.network raised TypeError: ...` and the traceback's lines of user code; "" if no user method ran."""
+    """Return `own.gpt:GPT.network raised TypeError: ...` and the traceback's lines of user code, or "" if no user method ran."""
     own = list(_own_lines(error))
     method = next((frame for frame, _ in own if {"self", "cls"} & set(frame.f_locals)), None)
     if method is None:
@@ -30,7 +29,7 @@ def fault(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> str:
-    """Return the innermost line of the user's files in a traceback as `FILE, line 3: x = f(y)`, or "" if there is none."""
+    """Return the innermost line of user code in a traceback, such as `FILE, line 3: x = f(y)`, or "" if there is none."""
     lines = [line for _, line in _own_lines(error)]
     return lines[-1][:MAX_WIDTH] if lines else ""
 

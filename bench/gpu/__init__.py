@@ -1,1 +1,1 @@
-"""`python -m bench gpu`: which options work on this machine's GPUs, and how fast they are compared with a hand-written loop."""
+"""`python -m bench gpu` tests which options work on this machine's GPUs, and compares their speed with a hand-written loop."""

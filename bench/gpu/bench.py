@@ -1,5 +1,5 @@
 """
-Run the rows of the GPU bench, the most informative first, until the time is up; list the rows that did not run.
+Test options on GPUs and measure their speed until the time is up. Each test or measurement is a row of a Markdown document.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from bench.gpu.rows import Small, grid_row, out_of_memory_row, resumed_row
 
 MINUTES, QUICK_MINUTES = 8.0, 3.8
 RESERVE_S = 20.0
-"""Seconds at the end of the bench in which no further row starts."""
+"""Seconds that must be left for a row to start. A row that started later could hardly finish."""
 LIMIT_S, CPU_LIMIT_S = 240.0, 1200.0
-"""Seconds after which a command is stopped because it seems to hang: LIMIT_S on GPUs, CPU_LIMIT_S on a CPU."""
+"""Time limits of one command on GPUs and on a CPU, in seconds. A command that takes longer seems to hang and is stopped."""
 RESUMED = ("dcp", "dcp_async")
 
 
 class Job(NamedTuple):
-    """A row to run."""
+    """A row to run. `part` is the table of the document that shows the row, and `what` is the row's name."""
 
     part: str
     what: str
     devices: int
     run: Callable[[dict[str, str]], Result]
-    """Function that runs the row, given additional environment variables such as CUDA_VISIBLE_DEVICES."""
+    """Function that runs the row. Its argument contains environment variables to set, such as CUDA_VISIBLE_DEVICES."""
 
 
 class Bench:
-    """The jobs of the bench on one machine."""
+    """All jobs of the bench on one machine, and the earlier results that later jobs need."""
 
     def __init__(self, machine: Machine, commands: Commands, results: Results) -> None:
         self.machine, self.commands, self.results = machine, commands, results
         self.small = Small.on(machine)
         self.references: dict[str, grid.Steps] = {}
-        """Losses and norms of `grid.REFERENCE` and `grid.EXPERT_REFERENCE`, once these two rows have run."""
+        """Loss and gradient norm of each step of the rows REFERENCE and EXPERT_REFERENCE of `grid`, once these rows have run."""
         self.peak_tflops: float | None = None
         self.number = 0
 
     def stages(self, every_combination: bool) -> list[tuple[list[Job], bool]]:
-        """Return the stages in order: the jobs of each stage, and whether they may run at the same time."""
+        """Return the stages of the bench in order. A stage is a list of jobs and whether these jobs may run at the same time."""
         return [
             ([self._row(grid.REFERENCE), self._row(grid.EXPERT_REFERENCE)], False),
             ([*map(self._row, grid.FIRST), *map(self._resumed, RESUMED)], True),
@@ -83,7 +83,7 @@ class Bench:
         try:
             list(pool.map(one, jobs))  # raises a job's exception
         except BaseException:
-            self.commands.stop()  # otherwise leaving waits for running commands
+            self.commands.stop()  # otherwise the shutdown below waits for running commands
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -145,7 +145,7 @@ class Bench:
 
 
 def gpu(arguments: list[str]) -> int:
-    """Run `python -m bench gpu`; return 1 if a row failed."""
+    """Run `python -m bench gpu`. Return the exit status: 1 if a row failed, else 0."""
     began = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m bench gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"only as much as fits in {QUICK_MINUTES:g} minutes")

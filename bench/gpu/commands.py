@@ -1,4 +1,4 @@
-"""Run commands with a time limit, and read the outcome of a run."""
+"""Run commands with a time limit, and read the outcome of a run: its final state, summary, losses and gradient norms."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from meshrunner.runner.rundir.files import ERROR, STATUS, SUMMARY, rank_log, rea
 
 REPOSITORY = Path(__file__).parents[2]
 PARAGRAPH = 30
-"""Maximum number of lines that are quoted from the end of a command's output."""
+"""Maximum number of lines that a message quotes from the end of a command's output."""
 MESHRUNNER = (sys.executable, "-m", "meshrunner")
-"""Command that starts meshrunner even if it is only on PYTHONPATH and has no console script."""
+"""Command that starts meshrunner. It also works if meshrunner is only on PYTHONPATH, without an installed console script."""
 
 
 class Ended(NamedTuple):
     """A command that has ended."""
 
     code: int | None
-    """Exit status; None if the bench stopped the command."""
+    """Exit status; None if the bench stopped the command because its time was up."""
     log: Path
     """File with the command's output."""
     begin: float
@@ -35,17 +35,17 @@ class Ended(NamedTuple):
 
 @dataclass
 class Commands:
-    """Runner of commands that share a deadline and a folder for their logs."""
+    """Runner of commands. All commands have the same deadline, and write their logs to the same folder."""
 
     folder: Path
     until: float
-    """Monotonic time at which the bench ends."""
+    """Deadline of the bench, as a value of time.monotonic()."""
     limit: float
-    """Seconds after which a command is stopped because it seems to hang."""
+    """Time limit of each command, in seconds. A command that takes longer is stopped, because it seems to hang."""
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     def run(self, name: str, *command: str, **environment: str) -> Ended:
-        """Run a command until it ends or the time is up. Write the command's output to NAME.log."""
+        """Run a command, and stop it if it reaches `limit` or the deadline. Append its output to NAME.log."""
         begin, clock = time.time(), time.monotonic()
         log = self.folder / f"{name}.log"
         # The bench has its own cache, so that the first start is cold.
@@ -68,7 +68,7 @@ class Commands:
         return self.run(name, *MESHRUNNER, *arguments, **environment)
 
     def stop(self) -> None:
-        """Stop running commands and start no more."""
+        """Terminate the commands that are running. Move the deadline to the past, so that the bench starts no further row."""
         self.until = 0.0
         for process in [*self.running]:
             _stop(process)
@@ -79,7 +79,7 @@ class Commands:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM to a command that still runs. If it has not ended after 10 s, kill it."""
+    """Terminate a command if it is still running. Kill it if it does not end within 10 s."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -90,7 +90,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 class Outcome(NamedTuple):
-    """The outcome of a run."""
+    """The outcome of a run: its state, the reason and the log of a failure, its summary, and the metrics of its steps."""
 
     state: State
     reason: str
@@ -99,11 +99,11 @@ class Outcome(NamedTuple):
     steps: list[tuple[float, float]]
     """Loss and gradient norm of each step."""
     first_step: float | None
-    """Unix time at which the first step ended; None if no step did."""
+    """Unix time at which the first step ended; None if the run completed no step."""
 
 
 def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
-    """Return the outcome of a `meshrunner run` that has ended. `run_dir` does not exist if the run was refused."""
+    """Read the outcome of a `meshrunner run` from its directory. The directory does not exist if meshrunner refused to start."""
     status = read_json(run_dir / STATUS)
     if ended.code is None or (ended.code and commands.over):
         state: State = "not run" if commands.over else "failed"
@@ -123,7 +123,7 @@ def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
 
 
 def said(log: Path) -> str:
-    """Return the last paragraph of a command's output, on one line."""
+    """Return the last paragraph of a command's output as one line of at most 600 characters."""
     lines = [line for line in log.read_text(errors="replace").strip().splitlines() if not line.endswith(" ...")]
     begin = max((number for number, line in enumerate(lines) if not line.strip()), default=-1)
     return " ".join(" ".join(lines[begin + 1 :][-PARAGRAPH:]).split())[:600]

@@ -1,4 +1,4 @@
-"""Write the results as Markdown: the machine, the figures, the grid, and the rows that were not run."""
+"""Write the results of the GPU bench as Markdown: the machine, speed and memory, the tested options, and the rows not run."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Every pair of options of parallelism, precision, compilation, recomputation and 
 
 
 LISTED = 60
-"""Maximum number of rows that are listed as not run."""
+"""Maximum length of the list of rows that were not run."""
 
 
 class Document:
-    """A Markdown file that is rewritten for each new result."""
+    """The Markdown file that shows all results so far. It is rewritten for each new result."""
 
     def __init__(self, path: Path, machine: Machine, command: str) -> None:
         self.path, self.machine, self.command = path, machine, command
@@ -130,7 +130,7 @@ def _of(results: list[Result], what: str, side: str) -> list[Result]:
 
 
 def _speed(results: list[Result]) -> str:
-    """Return tokens per second, or the reason why no speed was measured."""
+    """Return the median and range of tokens per second, or the reason why no speed was measured."""
     known = [each.figures["wps"] for each in results if each.figures.get("wps")]
     return _spread(known, ",.0f") if known else "; ".join(f"{each.state}: {_reason(each)}" for each in results) or "-"
 

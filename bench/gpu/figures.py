@@ -1,4 +1,4 @@
-"""Measure speed, memory and start-up for realistic Llama shapes, alternating between meshrunner and the hand-written loop."""
+"""Measure speed, peak memory and start-up time of realistic Llamas, in turn with meshrunner and with a hand-written loop."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from bench.gpu.shape import Shape
 from meshrunner.runner.rundir.files import read_json
 
 WINDOWS = 3
-"""Number of measured intervals per run. Metrics are read at the end of each interval."""
+"""Number of intervals per run in which speed is measured. Metrics are read at the end of each interval."""
 READ_EVERY = 5
-"""Number of steps per interval. The first interval is not measured."""
+"""Number of steps per interval. A run begins with one more interval, which is not measured."""
 STEPS = READ_EVERY * (1 + WINDOWS)
 LARGE_GIB = 100
-"""Devices with at least this much memory get the larger micro batch."""
+"""Memory in GiB from which a GPU gets the larger of the two micro batches in `subjects`."""
 LLAMA_3 = {"vocab_size": 128256, "n_heads": 32, "n_kv_heads": 8}
 
 
 class Subject(NamedTuple):
-    """A model and its batch on one device."""
+    """A model to measure, with its sequence length and its micro batch on one device."""
 
     title: str
     shape: Shape
     overrides: str
-    """Overrides that give meshrunner's model this shape."""
+    """Command-line overrides that give meshrunner's model the dimensions `shape`."""
     seq_len: int
     micro_batch: int
     lr: float = 3e-4
 
 
 class Case(NamedTuple):
-    """A row of the table of figures. Rows on one device are also measured with the hand-written loop."""
+    """A configuration to measure with meshrunner. If it uses a single device, the hand-written loop is measured too."""
 
     subject: str
     recompute: str
@@ -47,7 +47,7 @@ class Case(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Text that identifies the case: its overrides and, if above 1, its number of devices."""
+        """Text that identifies the case: its settings, and its number of devices if it uses several."""
         layout = self.layout + (f" on {self.devices}" if self.devices > 1 else "")
         return f"{self.subject} compile={self.compile} activation_checkpoint={self.recompute} {layout}"
 
@@ -56,7 +56,7 @@ FIRST = [
     Case("1B", "none", "per_block"),
     Case("8B", "selective_op", "per_block"),
 ]
-"""Cases that are measured before the rest of the grid runs."""
+"""Cases that are measured early, before `bench.gpu.grid` tests the rows SEVERAL and REST."""
 REST = [
     Case("1B", "selective_op", "per_block"),
     Case("8B", "none", "per_block"),
@@ -79,7 +79,7 @@ SEVERAL = [
 
 
 def subjects(machine: Machine) -> dict[str, Subject]:
-    """Return the models to measure: two that fit one GPU of 80 to 141 GB or, without a GPU, two toy models."""
+    """Return two models, keyed by the names in `Case.subject`. They fit one GPU of 80 to 141 GB; without a GPU, they are toys."""
     if not machine.gpus:
         toy = Shape(64, 64, 2, 4, 2, 128, tie_embeddings=True)
         model = "model.vocab_size=64 model.dim=64 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_dim=128"
@@ -176,12 +176,12 @@ def measured_plain(case: Case, number: int, machine: Machine, commands: Commands
 
 
 def ratios(ours: list[Result], theirs: list[Result]) -> list[float]:
-    """Return meshrunner's WPS / the loop's WPS for each pair of results. Skip pairs that lack either WPS."""
+    """Return the ratios of tokens per second, meshrunner / loop, of each pair of results in which both speeds are known."""
     pairs = zip(ours, theirs, strict=False)
     return [a.figures["wps"] / b.figures["wps"] for a, b in pairs if a.figures.get("wps") and b.figures.get("wps")]
 
 
 def middle(results: list[Result], key: str) -> float | None:
-    """Return the median of the figure `key` over the results that have this figure, or None if no result has it."""
+    """Return the median of a measured value, such as `mfu`, over all results that contain it, or None if none does."""
     known = [value for each in results if (value := each.figures.get(key)) is not None]
     return median(known) if known else None

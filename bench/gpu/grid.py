@@ -1,4 +1,4 @@
-"""The grid of options. Each row is a line of overrides and names its precision. The most informative rows come first."""
+"""The grid: rows that test whether options work together. A row is a line of overrides of one short run. All set `precision`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ AXES = {
     "activation_checkpoint": ("none", "full", "selective_op", "selective_layer", "memory_budget"),
     "loss": ("plain", "chunked"),
 }
-"""Options to combine. For any two compatible options, a row below uses both of them. `--product` runs all combinations."""
+"""Options to combine. Any two compatible options occur together in a row below. `--product` also tests all combinations."""
 
 REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoint=none loss=plain"
-"""Reference for the losses and gradient norms of all rows whose model has no experts."""
+"""Reference row. All rows whose model has no experts must have the same losses and gradient norms, within TOLERANCE."""
 EXPERT_REFERENCE = "model=moe_tiny parallelism=single precision=fp32"
-"""Reference for the losses and gradient norms of all rows whose model has experts."""
+"""Reference row for the losses and gradient norms of all rows whose model has experts."""
 
 FIRST = [
     "parallelism=fsdp2 precision=bf16 compile=per_block activation_checkpoint=none loss=plain",
@@ -32,7 +32,7 @@ FIRST = [
     "precision=bf16 profiler=trace",
     "precision=bf16 profiler=memory",
 ]
-"""Rows that run before any figures are measured."""
+"""The most informative rows. They run before any speed is measured."""
 
 SEVERAL = {
     "parallelism=tp precision=bf16 compile=per_block": 2,
@@ -48,7 +48,7 @@ SEVERAL = {
     "model=moe_tiny parallelism=ep precision=fp32": 2,
     "model=moe_tiny parallelism=ep precision=bf16 compile=per_block activation_checkpoint=selective_op": 2,
 }
-"""Rows that need several devices, each with its number of devices."""
+"""Rows that need several devices, mapped to the number of devices."""
 
 REST = [
     "parallelism=fsdp1 precision=bf16 compile=per_block activation_checkpoint=selective_layer loss=plain",
@@ -89,7 +89,7 @@ REST = [
     "parallelism=fsdp2 parallelism.cpu_offload=true precision=fp32 parallelism.accumulate=hold",
     "parallelism=ddp precision=bf16 compile=per_block activation_checkpoint=selective_op",
 ]
-"""Rows that run after the first figures are measured."""
+"""Rows that run after the first speeds are measured."""
 EXPERTS = [
     "model=moe_tiny precision=bf16 compile=per_block",
     "model=moe_tiny precision=fp32",
@@ -97,17 +97,17 @@ EXPERTS = [
     "model=moe_tiny parallelism=ddp precision=bf16",
     "model=moe_tiny precision=bf16 compile=per_block activation_checkpoint=selective_op",
 ]
-"""Rows of models with experts; their losses must match EXPERT_REFERENCE."""
+"""Rows whose model has experts. They are compared with EXPERT_REFERENCE."""
 REFUSED = [
     "parallelism=ddp precision=float8",
     "precision=fp32 compile=eager activation_checkpoint=memory_budget",
     "precision=bf16 compile=per_block compile.mode=reduce-overhead",
 ]
-"""Rows whose options cannot be combined. They run last."""
+"""Rows whose options cannot be combined, so that meshrunner refuses to run them."""
 
 
 def all_combinations() -> Iterator[str]:
-    """Yield a row for each combination of AXES, except REFERENCE and the rows in FIRST, REST and REFUSED."""
+    """Yield one row per combination of the options in AXES, except REFERENCE and the rows in FIRST, REST and REFUSED."""
     for options in product(*AXES.values()):
         row = " ".join(f"{group}={option}" for group, option in zip(AXES, options, strict=True))
         if row not in (REFERENCE, *FIRST, *REST, *REFUSED):
@@ -115,7 +115,7 @@ def all_combinations() -> Iterator[str]:
 
 
 LEAVES = {"profiler=trace": "trace/rank0.json.gz", "profiler=memory": "trace/memory_rank0*"}
-"""For each option, a glob pattern relative to the run directory. A row with this option must write a matching file."""
+"""Files that a row with a given option must write: glob patterns relative to the run directory, keyed by option."""
 TOLERANCE = {
     "fp32": (1e-4, 1e-3),
     "tf32": (1e-2, 5e-2),
@@ -123,7 +123,7 @@ TOLERANCE = {
     "auto": (1e-2, 5e-2),
     "float8": (5e-2, 2e-1),
 }
-"""For each dtype, two limits on the relative difference from the reference row: of a step's loss and of its gradient norm."""
+"""Largest relative differences from the reference row, keyed by dtype: (in the loss of a step, in its gradient norm)."""
 
 
 def reference_of(row: str) -> str:
@@ -132,7 +132,7 @@ def reference_of(row: str) -> str:
 
 
 def dtype_of(row: str) -> str:
-    """Return the key of TOLERANCE for a row."""
+    """Return the dtype that a row computes in, as a key of TOLERANCE."""
     words = dict(word.split("=", 1) for word in row.split())
     if words.get("precision.matmul") == "high":
         return "tf32"
@@ -140,7 +140,7 @@ def dtype_of(row: str) -> str:
 
 
 def differs(row: str, steps: Steps, reference: Steps) -> str:
-    """Describe the first difference from the reference that exceeds TOLERANCE. Return "" if there is none."""
+    """Describe the first difference from the reference, in the number of steps or beyond TOLERANCE. Return "" if none."""
     if len(steps) != len(reference):
         return f"it has {len(steps)} steps, the reference {len(reference)}"
     for step, values in enumerate(zip(steps, reference, strict=True), 1):

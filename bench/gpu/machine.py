@@ -34,7 +34,7 @@ class Machine(NamedTuple):
     """Name of the GPUs, or of the processor if there is no GPU."""
     gpus: int
     memory_gib: float | None
-    """Memory of the smallest GPU; None if there is no GPU."""
+    """Memory of the smallest GPU in GiB; None if there is no GPU."""
     cores: int
     versions: tuple[str, ...]
     exclusive: bool = False
@@ -42,12 +42,12 @@ class Machine(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Maximum number of ranks in a run."""
+        """Maximum number of ranks in a run: the number of GPUs, or CPU_RANKS if there is no GPU."""
         return self.gpus or CPU_RANKS
 
     @property
     def pair(self) -> int:
-        """Default number of ranks in a row: 1 on a machine with a single GPU, otherwise 2, so that ranks communicate."""
+        """Number of ranks in a row that does not set it: 2, so that ranks communicate, but only 1 if there is a single GPU."""
         return 1 if self.gpus == 1 else 2
 
     def describe(self) -> str:
@@ -57,7 +57,7 @@ class Machine(NamedTuple):
         return what + f"{self.cores} cores, " + ", ".join(self.versions)
 
     def lanes(self) -> list[dict[str, str]]:
-        """Return one environment per concurrent row. Rows share a single GPU. If there are several GPUs, each row gets two."""
+        """Return the environment variables of rows that run at the same time. Each uses two GPUs, or all share a single GPU."""
         if self.gpus == 1:
             return [{} for _ in range(1 if self.exclusive else max(1, min(4, self.cores // 4)))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -84,7 +84,7 @@ def this_machine() -> Machine:
 
 
 def _asked_of_driver() -> tuple[str, str, str]:
-    """Return the driver's version and the first GPU's power limit and compute mode, or three empty strings if unknown."""
+    """Return the driver's version, the first GPU's power limit and its compute mode. Each is "" if nvidia-smi fails."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version,power.limit,compute_mode", "--format=csv,noheader"]
         lines = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()

@@ -1,4 +1,4 @@
-"""A hand-written Llama for `plain_loop`, without any code of meshrunner."""
+"""A hand-written Llama for `plain_loop`. It uses no code of meshrunner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.gpu.shape import Shape
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the two halves of the last dimension, as transformers does. x: [batch, seq, heads, head_dim]."""
+    """Apply rotary embeddings to x, [batch, seq, heads, head_dim]. The rotated pairs of entries are i and i + head_dim / 2."""
     one, other = x.float().chunk(2, -1)
     return torch.cat((one * cos - other * sin, other * cos + one * sin), -1).type_as(x)
 
@@ -64,7 +64,7 @@ class Block(nn.Module):
 
 
 class Recomputed(nn.Module):
-    """A block that saves its input and the results selected by `saves`. Backward recomputes all other results."""
+    """A block that saves only its input and the results that `saves` selects. Backward recomputes all other results."""
 
     def __init__(self, block: nn.Module, saves: Callable[[], Any]) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class PlainLlama(nn.Module):
-    """A Llama whose parameters have the names of meshrunner's Llama."""
+    """A Llama whose parameters have the same names as in meshrunner's Llama."""
 
     cos: Tensor
     sin: Tensor
@@ -130,7 +130,7 @@ class PlainLlama(nn.Module):
                 weight.normal_(0.0, 0.02 / math.sqrt(2 * shape.n_layers) if into_residual else 0.02)
 
     def prepare(self, recompute: str, compile: str) -> None:
-        """Apply recomputation (`none`, `full`, `selective_op`) and compilation (`eager`; `per_block`: blocks and loss)."""
+        """Set up recomputation (`none`, `full` or `selective_op`) and compilation (`eager`, or `per_block`: blocks and loss)."""
         how = {"backend": "inductor", "fullgraph": True, "dynamic": False}
         for number, block in enumerate(self.layers):
             if recompute == "full":

@@ -3,7 +3,7 @@
     python -m bench.gpu.plain_loop --shape '{"vocab_size": 128256, ...}' --recompute none --compile per_block
 
 The loop does the same work as `parallelism=fsdp2 precision=bf16` on one device. Each bf16 gradient is converted to fp32 as soon
-as backward has computed it. Norm, clipping and update are computed in fp32. The tokens are those of `data=random`.
+as backward has computed it. Norm, clipping and update are computed in fp32. The loop trains on the same tokens as `data=random`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def batches(args: argparse.Namespace, device: torch.device) -> Tensor:
 
 
 def with_masters(model: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """Convert a model's weights to bf16. Return the weights and the fp32 copies that receive the gradients."""
+    """Convert a model's weights to bf16. Return the weights and their fp32 copies. Backward moves all gradients to the copies."""
     weights, masters = list(model.parameters()), []
     for weight in weights:
         master = weight.detach().clone().requires_grad_()
@@ -74,7 +74,7 @@ def _hand_over(master: Tensor, weight: Tensor) -> None:
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Train, and return losses, speed, peak memory and model size. Speed and memory exclude the first `read_every` steps."""
+    """Train the model. Return losses, speed, peak memory and model size. The first `read_every` steps are not measured."""
     device = torch.device(args.device)
     torch.manual_seed(0)
     with device:

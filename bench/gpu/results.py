@@ -1,4 +1,4 @@
-"""Results of the bench so far: one line of results.jsonl per row. The document is rewritten for each new result."""
+"""Results of the GPU bench. Each test or measurement becomes a line of results.jsonl and a row of the Markdown document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ State = Literal["works", "refused", "failed", "not run"]
 
 @dataclass(frozen=True)
 class Result:
-    """A row of the document."""
+    """The result of one test or measurement: a row of the document."""
 
     part: str
     """Table of the row: `grid`, `proofs` or `figures`."""
@@ -24,9 +24,9 @@ class Result:
     """Text that identifies the row."""
     state: State
     reason: str = ""
-    """Explanation of any state except `works`. For a row that works: a remark, or ""."""
+    """Reason for a state other than `works`. If the row works: a remark, or ""."""
     log: str = ""
-    """File that explains a failure."""
+    """Path of the log that shows a failure, or ""."""
     seconds: float = 0.0
     """Seconds from the command's start to its end."""
     figures: dict[str, Any] = field(default_factory=dict)

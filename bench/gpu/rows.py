@@ -1,4 +1,4 @@
-"""Rows that train a small model: rows of the grid, a resumed run, and a sweep in which memory runs out."""
+"""Tests that train a small model: of option combinations (the grid), of resuming a run, and of running out of memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ STEPS = 8
 
 
 class Small(NamedTuple):
-    """The small model of all rows, with the overrides that all rows share."""
+    """The small model that all tests of this module train. `common`: the overrides that all tests share."""
 
     machine: Machine
     common: list[str]
 
     @classmethod
     def on(cls, machine: Machine) -> Small:
-        """Return the small model for a machine. On a CPU, a row with this model takes seconds."""
+        """Return the small model for a machine. On a CPU, it is so small that a test takes seconds."""
         common = ["data=random", f"steps={STEPS}", "measure_after=2", "global_batch=4", "micro_batch=1", "tracker=none"]
         common += ["sweep.preflight=off"]  # predictions would take minutes, over all rows
         if machine.gpus:
@@ -43,14 +43,14 @@ class Small(NamedTuple):
 
 
 def overridden(words: list[str]) -> list[str]:
-    """Return the overrides; if several set the same key, keep only the last of them."""
+    """Remove each override whose key is set again by a later override."""
     return list({word.partition("=")[0]: word for word in words}.values())
 
 
 def grid_row(
     row: str, number: int, small: Small, commands: Commands, lane: dict[str, str], reference: Steps, devices: int | None
 ) -> tuple[Result, Steps]:
-    """Run a row. It works if it writes the expected files and its losses match `reference`. An empty `reference` matches all."""
+    """Run a row of the grid. It fails if a file in LEAVES is missing or a step differs from `reference` (empty: not compared)."""
     name = f"row-{number:03}"
     run_dir = commands.folder / name
     arguments = ["run", *small.overrides(row, devices), f"hydra.run.dir={run_dir}"]
@@ -70,7 +70,7 @@ def _missing(row: str, run_dir: Path) -> str:
 
 
 def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str], reference: Steps) -> Result:
-    """Run half of the steps, saving checkpoints, and resume the run for the other half. All losses must match the reference."""
+    """Train half of the steps with checkpoints, then resume the run for the other half. All losses must match `reference`."""
     name, what = f"resume-{kind}", f"resume, checkpoint={kind}"
     run_dir = commands.folder / name
     row = f"parallelism=fsdp2 precision=fp32 checkpoint={kind} checkpoint.every={STEPS // 4} steps={STEPS // 2}"

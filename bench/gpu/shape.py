@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """Dimensions of a Llama, named like the keys of the group `model`."""
+    """Dimensions of a Llama. Their names are the keys of meshrunner's config group `model`."""
 
     vocab_size: int
     dim: int
@@ -19,6 +19,6 @@ class Shape(NamedTuple):
     norm_eps: float = 1e-5
 
     def flops_per_token(self, parameters: int, seq_len: int) -> int:
-        """Return 6 x the parameters of matmuls + 12 x layers x width x sequence length (Chowdhery et al. 2022, appendix B)."""
+        """Return training FLOPs per token: 6 x matmul parameters + 12 x layers x dim x seq_len (Chowdhery 2022, appendix B)."""
         looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
         return 6 * (parameters - looked_up) + 12 * self.n_layers * self.dim * seq_len

@@ -1,4 +1,4 @@
-"""The `activation_checkpoint` group, which decides which activations are saved for backward and which are recomputed."""
+"""Options of the group `activation_checkpoint`. They choose the activations to save for backward; the others are recomputed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ActivationCheckpoint(Option):
 
     @property
     def recomputes_attention(self) -> bool:
-        """Whether attention is recomputed inside compiled code. Options applied outside compiled code return False."""
+        """Whether compiled code recomputes attention. False for options such as `full`, which wrap compiled blocks."""
         return False
 
     @property
@@ -57,7 +57,7 @@ class ActivationCheckpoint(Option):
         return False
 
     def problems(self) -> list[str]:
-        """Return one sentence for each mistake that only torch can detect."""
+        """Return one sentence for each invalid setting that only torch can detect, such as an unknown operator."""
         return []
 
     def configure(self) -> None:
@@ -68,7 +68,7 @@ class ActivationCheckpoint(Option):
         return False
 
     def wrap(self, block: nn.Module, *, preserve_rng_state: bool) -> nn.Module:
-        """Return the module to use instead of a block. preserve_rng_state: make recomputation draw the same random numbers."""
+        """Return the module that replaces a block. preserve_rng_state: recomputation draws the same random numbers as forward."""
         return block
 
 
@@ -77,12 +77,12 @@ class NoRecompute(ActivationCheckpoint):
 
 
 class Recompute(ActivationCheckpoint):
-    """An option that wraps blocks in torch's checkpoint_wrapper."""
+    """Base class of the options that wrap blocks in torch's checkpoint_wrapper."""
 
     early_stop: bool
-    """Stop recomputing as soon as backward has the tensors it needs, instead of at the end of the block."""
+    """Whether to stop recomputing a block as soon as backward has all tensors it needs, instead of at the end of the block."""
     determinism_check: bool
-    """Raise an error if a recomputed tensor differs from the original in shape, dtype or device."""
+    """Whether to raise an error if a recomputed tensor differs from the original in shape, dtype or device."""
 
     @property
     def repeats_exchange(self) -> bool:
@@ -111,7 +111,7 @@ class SelectiveLayer(Recompute):
     """Every k-th block is recomputed. The other blocks save all activations."""
 
     every: Count
-    """k: the first of every k blocks is recomputed. 1 recomputes all blocks, 2 every second block."""
+    """k: the first of every k consecutive blocks is recomputed. 1: all blocks; 2: every second block."""
 
     def recomputes(self, block: int) -> bool:
         return block % self.every == 0
@@ -121,13 +121,13 @@ class SavedOperator(Section):
     """An operator whose results are saved."""
 
     op: str
-    """Name under torch.ops, without the overload: `aten.mm`."""
+    """Name under torch.ops without the overload, such as `aten.mm`."""
     every: Count = 1
-    """k: of every k calls in a block, the first call's result is saved. 1 saves all results. torchtitan uses 2 for `mm`."""
+    """k: the result of the first of every k calls in a block is saved. 1: all results. torchtitan uses 2 for `mm`."""
 
 
 class SelectiveOp(Recompute):
-    """The results of listed operators are saved. In compiled blocks, the compiler's partitioner applies this list."""
+    """Only the results of the listed operators are saved. In compiled blocks, the compiler's partitioner applies this list."""
 
     inside_compile: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""The `checkpoint` group, and the interface between its options and a run."""
+"""Options of the group `checkpoint`, and `Saver`, the interface through which a run saves checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Saver(Protocol):
     """The interface for saving a run's checkpoints. Saving is a collective: all ranks make the same calls in the same order."""
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is due after this step. Does not block; raises NotSaved if an earlier save failed."""
+        """Return whether to save a checkpoint after this step. Does not block. Raises NotSaved if an earlier save failed."""
 
     def save(self, step: int, consumed: Consumed) -> None:
         """Save the state after `step`. Raises NotSaved if this or an earlier save fails."""
@@ -40,7 +40,7 @@ class Checkpoint(Option):
     """Checkpoint or run directory from which the run starts. Ignored if the run's own directory has a usable checkpoint."""
 
     def saver(self, folder: Path, training: Training) -> Saver | None:
-        """Return the saver that writes to a run's `checkpoints` directory; None if nothing is saved."""
+        """Return the saver that writes checkpoints to `folder`, or None if the option saves no checkpoints."""
         return None
 
 
@@ -51,7 +51,7 @@ class NoCheckpoint(Checkpoint):
 
 
 class DCP(Checkpoint):
-    """Sharded checkpoints that load bit for bit under any layout. Training waits until a checkpoint is on disk."""
+    """Sharded checkpoints that load bit for bit under any parallelism and number of ranks. Training waits for each save."""
 
     in_background: ClassVar[bool] = False
 

@@ -1,10 +1,10 @@
-"""Checkpoints on disk: verify them, choose the checkpoint that a run continues from, and remove old ones. Imports no torch.
+"""Verify checkpoints on disk, choose the checkpoint that a run continues from, and remove old checkpoints.
 
     checkpoints/step-00000010/    .metadata, one .distcp file per rank, and checkpoint.json, written last
     checkpoints/.tmp-.../         a checkpoint being written or removed; deleted if a killed run left it behind
 
-A directory gets its final name once its contents are complete and synced. If files are damaged
-later, or the file system loses data despite fsync, the sizes or checksums differ from those in checkpoint.json.
+A directory gets its final name when its contents are complete and synced. If a file is damaged later, or the file system loses
+data despite fsync, the file's size or checksum differs from that in checkpoint.json. Only `choose_checkpoint` imports torch.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class OtherFormat(Damaged):
 
 
 class Consumed(NamedTuple):
-    """The data consumed by all steps so far."""
+    """Amount of data that all steps so far have consumed."""
 
     sequences: int
     tokens: int
 
 
 class Training(NamedTuple):
-    """The state to save, and the facts about the run that a checkpoint records."""
+    """The model and optimizer to save, and the properties of the run that checkpoint.json records."""
 
     config: dict[str, Any]
     steps: int
@@ -69,7 +69,7 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, defer_build=True))
 class Record:
-    """The contents of checkpoint.json: facts about the run, and the sizes and checksums of the files."""
+    """The contents of checkpoint.json: properties of the run, and the sizes and checksums of the checkpoint's files."""
 
     step: int
     tokens: int
@@ -84,7 +84,7 @@ class Record:
     """Number of parameters of the full model."""
     config: dict[str, Any]
     files: dict[str, tuple[int, int]]
-    """Size in bytes and CRC-32 of each file, by its name in the same directory."""
+    """(Size in bytes, CRC-32) of each file of the checkpoint, keyed by file name."""
     format: int = FORMAT
 
 
@@ -95,7 +95,7 @@ class StoredCheckpoint(NamedTuple):
     record: Record
 
     def damaged_files(self, names: Iterable[str]) -> list[str]:
-        """Return the names of the given files whose checksum differs from the record."""
+        """Return the names of the files, among `names`, whose checksum differs from the record."""
         return [name for name in names if checksum(self.path / name) != self.record.files[name]]
 
 
@@ -174,10 +174,10 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
     """
-    Return the good checkpoints in `own`, newest first, or in `load` if `own` has none. Also return warnings about bad ones.
+    Return the good checkpoints that a run can continue from, newest first, and a warning for each damaged checkpoint.
 
-    Raises ConfigError if `own` has no good checkpoint but contains a checkpoint in another format. Also raises ConfigError if
-    `load` is given and neither directory has a good checkpoint.
+    They are in `own`, the run's own directory, or in `load` if `own` has none. Raises ConfigError if `own` contains a checkpoint
+    in another format but no good one, or if `load` is given and neither directory has a good checkpoint.
     """
     found, damaged = _read_all(own) if own else ([], {})
     if not found:

@@ -38,13 +38,13 @@ from meshrunner.recipes.storage import checksum
 
 
 class WriteResults(list[WriteResult]):
-    """The write results of one rank, with the size in bytes and the CRC-32 of each of its files."""
+    """DCP's results of writing one rank's files. `files`: (size in bytes, CRC-32), keyed by file name."""
 
     files: dict[str, tuple[int, int]]
 
 
 class ChecksummedWriter(FileSystemWriter):
-    """A writer that syncs each rank's shards to disk. Rank 0 then calls `complete` with the sizes and CRCs of all files."""
+    """A DCP writer that syncs each rank's shards to disk. Rank 0 then calls `complete` with the sizes and CRCs of all files."""
 
     def __init__(
         self, folder: Path, complete: Callable[[dict[str, tuple[int, int]]], None], *, on_host: bool = False
@@ -73,7 +73,7 @@ class ChecksummedWriter(FileSystemWriter):
 
 
 class DCPSaver:
-    """The `Saver` of `dcp` and `dcp_async`. in_background: save as `dcp_async` does."""
+    """The `Saver` of the options `dcp` and `dcp_async`. in_background: write files while training continues (`dcp_async`)."""
 
     def __init__(
         self, folder: Path, training: Training, every: int, keep: int | None, *, in_background: bool = False
@@ -115,7 +115,7 @@ class DCPSaver:
                 future.result()
 
     def _writer(self, step: int, consumed: Consumed) -> ChecksummedWriter:
-        """Return a writer that, once all shards are complete, writes the record and publishes the checkpoint."""
+        """Return a writer. When all shards are written, it writes checkpoint.json and gives the checkpoint its final name."""
         if not self.folder.is_dir():  # DCP would create the directory again
             raise NotSaved(
                 f"the checkpoint of step {step} could not be written: the directory {self.folder} was moved or removed"
@@ -155,7 +155,7 @@ class DCPSaver:
 
 
 def staging_options(model: nn.Module) -> StagingOptions:
-    """Return the options for copying a model's state to host memory. On CUDA, all copies are issued before any is awaited."""
+    """Return torch's options for copying a model's state to host memory. On CUDA, all copies are issued before any is awaited."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     return StagingOptions(
         # Pinned memory is kept per tensor, and FSDP1 creates new tensors for every state dict.

@@ -1,9 +1,9 @@
 """
-Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors of any layout, and load checkpoints.
+Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors. Load checkpoints of runs with any sharding.
 
 With FSDP1 and tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
-`_UnevenShards` corrects this, but only for parameters. An optimizer state tensor has the shape of its parameter. To read the
-tensor, copy it into the parameter and read the parameter. To set the tensor, set the parameter and copy it into the tensor.
+`_UnevenShards` corrects this, but only for parameters. Therefore each tensor of the optimizer state, which has the shape of a
+parameter, is copied into this parameter and read from there. It is set by setting the parameter and copying the values back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ State = dict[str, dict[str, Any]]
 
 
 def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return the current state. A checkpoint can be loaded into these tensors. This call is a collective."""
+    """Return the state of a model and optimizer. A checkpoint can be loaded into its tensors. All ranks must call this."""
     if patch_if_needed(model):
         return _get_fsdp1_state(model, optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -49,7 +49,7 @@ def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Set the state of a model and optimizer to `state`, in the form that `get_state` returns. A collective."""
+    """Set the state of a model and optimizer. `state` has the form that `get_state` returns. All ranks must call this."""
     if patch_if_needed(model):
         _set_fsdp1_state(model, optimizer, state)
         return
@@ -64,7 +64,7 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
 
 
 def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into a model and optimizer of any layout. A collective. Raises ConfigError if a tensor does not fit."""
+    """Load a checkpoint into a model and optimizer. All ranks must call this. Raises ConfigError if a tensor does not fit."""
     state = get_state(model, optimizer)
     try:
         load(dict(state), storage_reader=FileSystemReader(stored.path))
@@ -77,7 +77,7 @@ def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.O
 
 
 def patch_if_needed(model: nn.Module) -> bool:
-    """If a model combines FSDP1 with tensor parallelism, patch it and return True; otherwise return False."""
+    """Return whether a model combines FSDP1 with tensor parallelism. If so, make its FSDP units use `_UnevenShards`."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     for unit in units:
         if type(unit._fsdp_extension) is DTensorExtensions:
@@ -126,7 +126,7 @@ def _set_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: 
 
 
 def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """Return this rank's shard of each parameter of the optimizer, by name."""
+    """Return this rank's shards of the parameters that the optimizer updates, keyed by parameter name."""
     own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     return {clean_name(name): parameter for name, parameter in model.named_parameters() if parameter in own}
 
@@ -138,7 +138,7 @@ def _state_keys(optimizer: torch.optim.Optimizer) -> tuple[list[str], list[str]]
 
 
 class _UnevenShards(DTensorExtensions):
-    """A DTensorExtensions that uses the true global shape of a tensor-parallel parameter, without assuming equal shards."""
+    """Extension of FSDP1 that uses the true global shape of a tensor-parallel parameter, instead of assuming equal shards."""
 
     def chunk_dtensor(self, tensor: Tensor, rank: int, device_mesh: DeviceMesh) -> Tensor:
         if not isinstance(tensor, DTensor):

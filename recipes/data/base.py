@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The properties that a run requires of its data."""
+    """The settings of a run on which its data depends."""
 
     vocab_size: int
     """Vocabulary size of the model. Every token id must be smaller."""
@@ -27,22 +27,22 @@ class DataSpec:
 
 
 class Sequences(Protocol):
-    """An endless list of token sequences. An index refers to the same sequence in every process, layout and run."""
+    """An endless list of token sequences. Sequence i is the same on every rank, and in every run with the same data and seed."""
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
-        """Wait for `count` sequences and return them, [count, seq_len + 1]. Raises RuntimeError if no process produces them."""
+        """Wait for `count` sequences and return them, [count, seq_len + 1]. Raises RuntimeError if no process packs them."""
 
     def describe(self) -> dict[str, Any]:
         """
-        Return facts for the run record, as JSON values. `different_data` compares two runs by two of these facts.
+        Return a description of the data for the run record, as JSON values. `different_data` compares two descriptions.
 
-        The first is `tokenizer_hash`. The second is `corpus_hash`, the hash of the whole text, if both records are `complete`.
-        Otherwise, the second is `beginning_hash`, the hash of the tokens that must be available before training can begin.
+        It compares `tokenizer_hash` and the text. If both descriptions are `complete`, it compares `corpus_hash`, the hash of the
+        whole text. Otherwise it compares `beginning_hash`, the hash of the tokens without which training cannot begin.
         """
 
 
 def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Compare two records of `Sequences.describe`. Return the first of "tokenizer" and "text" that is known to differ, or ""."""
+    """Compare two results of `describe`. Return "tokenizer" or "text", the first that is known to differ, or "" if none is."""
     complete = one.get("complete") is True and other.get("complete") is True
     for key, name in (("tokenizer_hash", "tokenizer"), ("corpus_hash" if complete else "beginning_hash", "text")):
         if key in one and key in other and one[key] != other[key]:
@@ -67,7 +67,7 @@ class Data(Option):
         return None
 
     def prepare(self, spec: DataSpec) -> bool:
-        """Return whether a process must call `produce`. Raises ConfigError if the data is unusable or does not fit the model."""
+        """Return whether `produce` must run. Raises ConfigError if the data is unusable or does not fit the model."""
         return False
 
     def produce(self, spec: DataSpec) -> None:
@@ -79,7 +79,7 @@ class Data(Option):
 
     @abstractmethod
     def open(self, spec: DataSpec) -> Sequences:
-        """Open the sequences. Every worker calls this, after `prepare`."""
+        """Return the sequences to train on. Every worker calls this, after `prepare`."""
 
 
 class Random(Data):

@@ -24,7 +24,7 @@ class HuggingFace(PackedText):
     split: str
     """The split, such as `train`."""
     revision: str | None
-    """A commit or tag of the data set; null: the newest revision. Tokens that are already cached are not updated."""
+    """A commit or tag of the data set; null: the newest revision. Tokens cached from an older revision are used again."""
     field: str
     """The column with the text."""
 

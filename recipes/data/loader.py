@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 class Loader:
     """
-    A prefetching loader. Step s, counted from 1, gets sequences (s - 1) * global_batch to s * global_batch - 1 under any layout.
+    Loader of one data-parallel rank. A thread reads the sequences of the next step during the current step.
 
-    These sequences are cut into `ranks` equal slices. Data-parallel rank r splits slice r into consecutive micro batches.
-    `shift` is added to every sequence index. It is nonzero if the run was resumed with a different global batch size.
+    Step s = 1, 2, ... trains on sequences (s - 1) * global_batch to s * global_batch - 1, cut into `ranks` equal slices. Rank r
+    splits slice r into consecutive micro batches. `shift` is added to every sequence index. It is nonzero if the run was resumed
+    with a different global batch size.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Loader:
         self._thread.start()
 
     def next(self) -> Batches:
-        """Return the next step's (tokens, targets) pairs, int64 [micro_batch, seq_len]. If reading failed, raise that error."""
+        """Return the next step's (tokens, targets) pairs, int64 [micro_batch, seq_len]. Raises any error of the thread."""
         if self._closed:
             raise RuntimeError("the loader is closed")
         ready = self._ready.get()
@@ -60,7 +61,7 @@ class Loader:
         return micro_batches(rows, self._micro_batch)
 
     def close(self) -> None:
-        """Stop the thread and wait for it at most 1 s. As a daemon thread, it cannot keep the process alive after that."""
+        """Stop the thread and wait for it at most 1 s. It is a daemon thread, so it cannot keep the process alive longer."""
         self._closed = True
         with suppress(Empty):
             self._ready.get_nowait()  # lets a thread that waits for room in the queue continue

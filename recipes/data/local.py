@@ -41,7 +41,7 @@ class LocalText(PackedText):
         """Yield the rows of a file. Raises ConfigError if the file cannot be read."""
 
     def check_files(self, names: list[str]) -> None:
-        """Raise ConfigError if a file is unusable. Check only what is visible without reading whole files."""
+        """Raise ConfigError if a file is found to be unusable without reading all of it."""
 
     @property
     def local_path(self) -> str:
@@ -118,7 +118,7 @@ class Parquet(LocalText):
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
 
     def check_files(self, names: list[str]) -> None:
-        """Read all footers, so that a bad file is found before anything is tokenised."""
+        """Check the footer of each file, so that a bad file is found before anything is tokenised."""
         from pyarrow.parquet import read_schema
 
         for name in names:

@@ -17,16 +17,16 @@ HASHED_TOKENS = 1 << 20
 """Maximum number of tokens, from the beginning of the data, that `beginning_hash` covers."""
 PROGRESS_POLL_S = 0.05
 PRODUCER_TIMEOUT_S = 10.0
-"""Seconds that readers of an incomplete cache entry wait while no producer holds the entry's lock. Then they fail."""
+"""Seconds after which readers of an incomplete cache entry fail if no process holds the lock that packing requires."""
 
 
 class PackedSequences:
     """
-    Sequence i of an epoch is `tokens[k * L : k * L + L + 1]`, where L = seq_len and k is the i-th entry of a permutation.
+    Shuffled sequences of a cache entry. In each epoch, one pass over all data, sequences are shuffled within blocks.
 
-    The permutation is blockwise: with S = shuffle, block b holds sequences b * S to b * S + S - 1, shuffled by (seed, epoch, b).
-    A block is available as soon as its tokens are packed, and does not depend on later tokens. If shuffle is None, all data is
-    one block. An epoch is one pass over all data. Until all data is packed, every available sequence belongs to epoch 0.
+    With S = shuffle, block b holds sequences b * S to b * S + S - 1, shuffled by (seed, epoch, b). If shuffle is None, all data
+    is one block. A block is available when its tokens are packed. Sequence k, before shuffling, is tokens[k * L : k * L + L + 1]
+    with L = seq_len. Until all data is packed, every available sequence belongs to epoch 0.
     """
 
     def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None) -> None:
@@ -70,7 +70,7 @@ class PackedSequences:
         }
 
     def _position(self, index: int) -> int:
-        """Wait until a sequence's block is available. Return the sequence's position k. index: counted over all epochs."""
+        """Wait until the block of a sequence is available. Return its k. index: counted over all epochs, after shuffling."""
         length, size = self.spec.seq_len, self.shuffle
         if not self._progress.complete:
             needed = None if size is None else (index // size + 1) * size * length + 1
@@ -86,7 +86,7 @@ class PackedSequences:
         return start + int(self._permutation(epoch, index // size, min(size, n - start))[index - start])
 
     def _wait(self, tokens: int | None) -> None:
-        """Wait until `tokens` tokens (None: all) are packed, then map the file. Raises RuntimeError if no producer is left."""
+        """Wait until `tokens` tokens (None: all) are packed, then map the file. Raises RuntimeError if no process packs them."""
         idle_since: float | None = None
         while True:
             produced = self.entry.is_locked()  # checked before reading: the writer of the last record holds the lock

@@ -1,8 +1,4 @@
-"""
-Text that comes with every Python installation: the language reference and library sources.
-
-The text differs between Python versions.
-"""
+"""Text of the Python installation: pydoc's help texts and library sources. The text differs between Python versions."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from meshrunner.recipes.errors import ConfigError
 
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
 SAMPLE_BYTES = 1_000_000
-"""Approximate bytes of source code on which the tokenizer is trained, in addition to all prose."""
+"""Approximate bytes of source code on which the tokenizer is trained, in addition to all help texts."""
 
 
 class Stdlib(PackedText):
@@ -45,7 +41,7 @@ class Stdlib(PackedText):
         return self._texts(every=max(1, sum(size for _, size in files) // SAMPLE_BYTES))
 
     def _texts(self, every: int) -> Iterator[str]:
-        """Yield the prose, sorted by topic, then one in `every` source files, sorted by path."""
+        """Yield the help texts, sorted by topic, then one of every `every` source files, sorted by path."""
         if self.text != "sources":
             topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
             yield from (topics[name] for name in sorted(topics))
@@ -59,7 +55,7 @@ def library() -> Path:
 
 
 def library_files() -> list[tuple[str, int]]:
-    """Return the path, relative to `library()`, and size in bytes of each source file except tests, sorted by path."""
+    """Return (path relative to `library()`, size in bytes) of each source file except tests, sorted by path."""
     files = []
     for folder, below, names in os.walk(library()):
         below[:] = [name for name in below if "." not in name and name not in EXCLUDED_FOLDERS]

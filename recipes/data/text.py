@@ -27,9 +27,9 @@ SAMPLE_CHARACTERS = 8_000_000
 BATCH_CHARACTERS = 256_000
 """Approximate number of characters tokenised in one batch."""
 RECORD_INTERVAL_S = 0.5
-"""Seconds between two progress records. A killed producer loses about this much work at most."""
+"""Seconds between two updates of progress.json. A process that is killed while packing loses about this much work."""
 Position = dict[str, Any]
-"""A position in a source of documents, as JSON values. {} is the start."""
+"""Position from which to continue reading documents, as JSON values. {} is the start."""
 
 
 class PackedText(Data):
@@ -51,7 +51,7 @@ class PackedText(Data):
 
     @abstractmethod
     def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """Yield each document after `position`, and the position at its end. Raises ConfigError if a document is unreadable."""
+        """Yield each document after `position`, and the position after it. Raises ConfigError if a document is unreadable."""
 
     def no_text_message(self) -> str:
         return "data: the source contains no text; choose another source"

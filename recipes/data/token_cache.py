@@ -24,7 +24,7 @@ from meshrunner.recipes.storage import cache_dir, checksum, replace_file
 FORMAT = 1
 """Version of the packing format. It is part of the `identity` of every entry."""
 ALWAYS_VERIFIED_BYTES = 64 << 20
-"""Size up to which `verify` always checks the CRC of tokens.bin (in 30 ms). For larger files, it does so only if `thorough`."""
+"""Largest tokens.bin whose CRC `verify` always checks. This takes 30 ms. `verify` checks larger files only if `thorough`."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class PackProgress:
     complete: bool = False
     """Whether all data is packed. Only then is the length of an epoch known."""
     error: str = ""
-    """Error message of the last producer, or "" if it did not fail."""
+    """Error message of the last process that packed text, or "" if it did not fail."""
     vocab: int = 0
     tokenizer: str = ""
     """SHA-256 of tokenizer.model."""
     corpus: str = ""
-    """Hash of the packed documents, chained from document to document."""
+    """Hash of all packed documents: the hash of the last one, keyed with the hash of the documents before it."""
     crc: int = 0
-    """Running CRC-32 of the packed tokens."""
+    """CRC-32 of all tokens packed so far."""
     state: dict[str, Any] = field(default_factory=dict)
     """Position from which to resume reading the source. {} is the start."""
 
@@ -58,7 +58,7 @@ class PackProgress:
 
 
 class CacheEntry:
-    """A cache entry. Its `identity` holds everything that the packed tokens depend on, as JSON values."""
+    """An entry of the token cache. `identity` contains all inputs that determine the packed tokens, as JSON values."""
 
     def __init__(self, identity: dict[str, Any]) -> None:
         text = json.dumps({"format": FORMAT, **identity}, sort_keys=True)
@@ -95,7 +95,7 @@ class CacheEntry:
 
     @contextmanager
     def lock(self, *, wait: bool = True, exclusive: bool = True) -> Iterator[bool]:
-        """Take the lock and yield True. If `wait` is false and the lock is taken, yield False. A dead process holds no lock."""
+        """Take the lock and yield True, or yield False if the lock is taken and `wait` is false. A dead process holds no lock."""
         how = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
         with ExitStack() as stack:
             try:

@@ -1,6 +1,6 @@
-"""The `loss` group: next-token cross entropy from the last hidden state and the output projection.
+"""The `loss` group. Its options compute next-token cross entropy from the last hidden state and the output projection.
 
-The loss is computed inside the model's forward, where FSDP has gathered the projection's weight.
+The model's forward calls the loss function, so that FSDP has gathered the projection's weight when the loss uses it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class Loss(Option):
-    """Base class of the options, which differ in memory and speed, not in the value of the loss."""
+    """Base class of the `loss` options. All compute the same loss. They differ in memory and speed."""
 
     kinds: ClassVar[dict[str, str]] = {
         "plain": "meshrunner.recipes.loss.base:PlainLoss",
@@ -36,7 +36,7 @@ class Loss(Option):
     }
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
-        """Return the loss function. Called before FSDP wraps the network. output: the projection. This method may modify it."""
+        """Return the loss function. This call may modify `output`, the projection. It comes before FSDP wraps the network."""
         return self.function(summed)
 
     @abstractmethod
@@ -45,20 +45,20 @@ class Loss(Option):
 
 
 class PlainLoss(Loss):
-    """The logits of all tokens are in memory at the same time."""
+    """Cross entropy that keeps the logits of all tokens in memory at the same time."""
 
     def function(self, summed: SummedLoss) -> LossFunction:
         return lambda output, hidden, targets: summed(output(hidden), targets) / targets.numel()
 
 
 class ChunkedLoss(Loss):
-    """The logits are computed chunk by chunk and recomputed in backward, so memory holds the logits of only one chunk.
+    """Cross entropy chunk by chunk. Backward recomputes a chunk's logits, so memory holds the logits of only one chunk.
 
-    The projection's gradient is accumulated over the chunks in fp32 and reduced once for all chunks.
+    The projection's gradient is accumulated over the chunks in fp32 and then reduced over ranks once.
     """
 
     tokens: Count
-    """Tokens per chunk on one device, at least `micro_batch`, because a chunk takes the same positions from every sequence."""
+    """Tokens per chunk on one device, at least `micro_batch`: every chunk takes the same positions from all sequences."""
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         from meshrunner.recipes.loss import chunked
@@ -69,7 +69,7 @@ class ChunkedLoss(Loss):
         return lambda output, hidden, targets: output(hidden, targets=targets) / targets.numel()
 
     def function(self, summed: SummedLoss) -> LossFunction:
-        """Return a loss function that calls the output projection once per chunk. The projection can be any module."""
+        """Return a loss function that calls the output projection once per chunk. It accepts any projection module."""
         import torch
         from torch.distributed.tensor import DTensor
         from torch.utils.checkpoint import checkpoint

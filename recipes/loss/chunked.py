@@ -1,7 +1,7 @@
-"""Compute output projection and cross entropy chunk by chunk, within one call of the projection's module.
+"""Compute the output projection and the cross entropy chunk by chunk, in a single call of the projection module.
 
-FSDP gathers a module's weight before each call and reduces its gradient after each backward. Calling the projection once per
-chunk would repeat the all-gather and the reduction for every chunk.
+FSDP gathers a module's weight before each call and reduces the weight's gradient after each backward. One call per chunk would
+repeat the all-gather and the reduction for every chunk.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
 SummedLoss = Callable[[Tensor, Tensor], Tensor]
-"""A function of logits, [batch, seq, vocab], and targets, [batch, seq], that returns the sum of the token losses, fp32."""
+"""(logits [batch, seq, vocab], targets [batch, seq]) -> sum of the token losses, 0-d, fp32."""
 
 
 def takes_chunks(output: nn.Module) -> bool:
-    """Return whether `install` supports a projection: a linear layer without bias, either whole or split over the vocabulary."""
+    """Return whether `install` supports a projection: only linear layers without bias, whole or split over the vocabulary."""
     if type(output) is not nn.Linear or output.bias is not None:
         return False
     return not isinstance(output.weight, DTensor) or output.weight.placements == (Shard(0),)
 
 
 def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
-    """Make `output(hidden, targets=targets)` return the sum of the token losses. `output(hidden)` still returns logits."""
+    """Make `output(hidden, targets=targets)` compute the summed loss in chunks of `tokens`. `output(hidden)` returns logits."""
     assert isinstance(output, nn.Linear)
     # Tensor parallelism redistributes logits in forward hooks. Here the hooks are applied to the logits of each chunk.
     hooks = list(output._forward_hooks.values())
@@ -68,7 +68,7 @@ def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
 
 def summed_in_chunks(weight: Tensor, summed: SummedLoss, hidden: Tensor, targets: Tensor, tokens: int) -> Tensor:
     """
-    Return the sum of the token losses. The logits of a chunk are computed, freed, and computed again in backward.
+    Return the sum of the token losses. Forward computes and frees the logits of each chunk; backward computes them again.
 
     The weight's gradient is accumulated over the chunks in fp32, because bf16 would round every addition.
     weight: [vocab, dim], or this rank's rows of the weight; hidden: [batch, seq, dim]; targets: [batch, seq].
@@ -104,7 +104,7 @@ def _local(loss: Tensor) -> Tensor:
 
 
 class _GradientCarrier(Function):
-    """A placeholder that receives the weight's gradient in fp32. In forward, it is one zero expanded to the weight's shape."""
+    """Returns fp32 zeros in the weight's shape. In backward, the fp32 gradient of the zeros becomes the weight's gradient."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class _GradientCarrier(Function):
 
 
 class _ChunkWeight(Function):
-    """The weight for one chunk. Backward runs from the last chunk to the first and adds up the chunks' gradients."""
+    """Returns the weight for one chunk. Backward adds this chunk's weight gradient to the sum of the later chunks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:

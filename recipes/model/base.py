@@ -18,7 +18,7 @@ class Flops(NamedTuple):
 
     total: int
     attention: int
-    """Part of `total`: the FLOPs of the matmuls query x key and score x value. They grow with the sequence length."""
+    """Part of `total` that grows with the sequence length: the matmuls query x key and score x value."""
 
 
 class Model(Option):
@@ -31,13 +31,13 @@ class Model(Option):
     }
 
     vocab_size: Annotated[int, whole(at_most=2**24)]
-    """Rows of the embedding table. The vocabulary of the tokenizer must not be larger."""
+    """Rows of the embedding table. The tokenizer must not have more tokens than this."""
     freeze: list[str] = []
-    """Patterns, such as `tok_embeddings.*`. Parameters whose names match are not trained."""
+    """Patterns of parameter names, such as `tok_embeddings.*`. Parameters that match a pattern are not trained."""
 
     @abstractmethod
     def network(self, seq_len: int) -> Network:
-        """Build the module on the default device, without initial values."""
+        """Build the network on torch's default device. Its initial values are set later, by `Initialiser`."""
 
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> Flops:
@@ -50,11 +50,11 @@ class Model(Option):
 
     @property
     def tokens_ahead(self) -> int:
-        """Number of tokens predicted at every position in addition to the next token."""
+        """Number of further tokens that the model predicts at every position, after the next token."""
         return 0
 
     def inactive_parameters(self) -> int:
-        """Return the number of parameters that a token does not use, such as the parameters of experts it is not routed to."""
+        """Return the number of parameters that a token does not use, such as the weights of experts that are not chosen."""
         return 0
 
     def is_frozen(self, name: str) -> bool:
@@ -70,20 +70,20 @@ class Model(Option):
         return [] if expert == 1 else ["parallelism.expert: this model has no experts; use parallelism.expert=1"]
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
-        """Return a sentence for each size that misaligns the rows of grouped matmuls when `tensor` devices split the experts."""
+        """Return one sentence per width that grouped matmuls reject, such as `dim`. tensor: devices that split each expert."""
         return []
 
     def on(self, device_type: str) -> Self:
-        """Return this model with its `auto` keys resolved for `cpu` or `cuda` devices."""
+        """Return this model with its `auto` keys resolved. device_type: `cpu` or `cuda`."""
         return self
 
     def resolved(self) -> dict[str, Any]:
-        """Return the resolved value of each key that `on` resolves."""
+        """Return the values of the keys that `on` resolves, keyed by name."""
         return {}
 
     @property
     def first_blocks(self) -> int:
-        """Number of leading blocks that differ from all later blocks."""
+        """Number of leading blocks that differ from all later blocks, such as dense blocks before blocks with experts."""
         return 0
 
     def at_depth(self, blocks: int) -> Self | None:
@@ -95,7 +95,7 @@ class Model(Option):
         return self.at_depth(blocks)
 
     def build(self, seq_len: int) -> Network:
-        """Build the module and apply `freeze`; raise ConfigError for a pattern that matches no parameter."""
+        """Build the network and freeze parameters. Raise ConfigError if a pattern matches none, or if none is left to train."""
         network = self.network(seq_len)
         parameters = dict(network.named_parameters())
         for pattern in self.freeze:
@@ -111,7 +111,7 @@ class Model(Option):
         return network
 
     def on_meta(self, seq_len: int) -> Network:
-        """Build the model on the meta device, without memory or initial values, so that even the largest model can be built."""
+        """Build the network on the meta device. It takes no memory, so even the largest model can be built."""
         import torch
         from torch.overrides import TorchFunctionMode
 

@@ -13,7 +13,7 @@ from meshrunner.recipes.model.base import Flops, Model
 from meshrunner.recipes.option import Count, Section, whole
 
 ALIGNMENT = 16
-"""Number of bytes that must divide the size of each row in a grouped matmul (torch.nn.functional.grouped_mm)."""
+"""Alignment in bytes. The size of a row in torch.nn.functional.grouped_mm must be a multiple of this."""
 
 
 class RopeScaling(Section):
@@ -22,9 +22,9 @@ class RopeScaling(Section):
     factor: float = Field(gt=0)
     """Ratio of the extended context length to `original_seq_len`."""
     low_freq_factor: float = 1.0
-    """Wavelengths above `original_seq_len / low_freq_factor` are scaled by the full factor."""
+    """Wavelengths longer than `original_seq_len / low_freq_factor` are multiplied by `factor`."""
     high_freq_factor: float = 4.0
-    """Wavelengths below `original_seq_len / high_freq_factor` are unchanged; wavelengths between the bounds are interpolated."""
+    """Wavelengths shorter than `original_seq_len / high_freq_factor` are unchanged. Wavelengths in between are interpolated."""
     original_seq_len: Count = 8192
     """Sequence length used in training before the context was extended."""
 
@@ -50,7 +50,7 @@ class Experts(Section):
     score: Literal["sigmoid", "softmax"] = "sigmoid"
     """Function that turns the router's logits into scores: a sigmoid of each logit, or a softmax over all experts."""
     normalize: bool = True
-    """Whether to divide the weights of a token's experts by their sum."""
+    """Whether to divide the weights of a token's experts by the sum of these weights, so that they add up to 1."""
     route_scale: float = Field(default=1.0, gt=0)
     """Factor by which the weights of a token's experts are multiplied."""
     balance: Literal["bias", "sequence_loss", "none"] = "bias"
@@ -62,7 +62,7 @@ class Experts(Section):
     training objective (DeepSeek-AI 2024, V3). `train/loss` does not include this loss. none: no balancing.
     """
     balance_rate: float = Field(default=1e-3, gt=0)
-    """Change of a bias per step with balance=bias; weight of the auxiliary loss with balance=sequence_loss."""
+    """balance=bias: change of a bias per step; balance=sequence_loss: weight of the auxiliary loss."""
 
     @model_validator(mode="after")
     def _routable(self) -> Experts:
@@ -93,13 +93,13 @@ class Decoder(Model):
     n_heads: Count
     """Number of query heads."""
     n_kv_heads: Count
-    """Number of key heads and of value heads. Each pair serves n_heads / n_kv_heads query heads."""
+    """Number of key heads, and of value heads. n_heads / n_kv_heads query heads share one key head and one value head."""
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of the feed-forward network."""
     rope_theta: float | None = Field(default=10000.0, gt=0)
     """Base of the rotary wavelengths; null: no position encoding."""
     rope_scaling: RopeScaling | None = None
-    """Llama 3.1's long-context scaling; null: none."""
+    """Llama 3.1's scaling for long contexts; null: no scaling."""
     norm_eps: float = Field(default=1e-5, gt=0)
     """Number added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
@@ -126,7 +126,7 @@ class Decoder(Model):
             )
 
     def weights(self) -> Iterator[tuple[str, int]]:
-        """Yield (name, number of elements that a token uses) for each weight. A weight used twice in forward is yielded twice."""
+        """Yield each weight's name and the number of its elements that a token uses. A weight used twice is yielded twice."""
         network = self.on_meta(seq_len=1)
         names = {parameter: name for name, parameter in network.named_parameters()}
         for module in network.multiplied_modules():
@@ -138,10 +138,10 @@ class Decoder(Model):
         Return 6 x parameters + 12 x layers x heads x head_dim x sequence length (Chowdhery et al. 2022, PaLM, appendix B).
 
         The 6 FLOPs of a weight are 2 in forward, 2 for the gradient of the input and 2 for the weight's gradient (Kaplan et al.
-        2020, section 2.1). A frozen weight has no gradient, and backward stops at the first trained weight.
+        2020, section 2.1). A frozen weight needs no gradient. Backward does not reach weights before the first trained one.
 
         The embedding table is looked up, not multiplied, so it counts only if it is also the output projection. The
-        attention term counts the full score matrix, ignoring causality, as torchtitan does. Attention is recognised by the name
+        attention term counts the full score matrix, ignoring causality, as torchtitan does. It is added for each weight named
         `attention.wv`, so a subclass whose network has other names overrides this method.
         """
         total, attention, goes_backward = 0, 0, not self.is_frozen("tok_embeddings.weight")
@@ -156,7 +156,7 @@ class Decoder(Model):
         return Flops(total + attention, attention)
 
     def other_flops(self, name: str) -> int:
-        """Return the forward FLOPs per token of operations that use weight `name`, except matmuls and attention."""
+        """Return forward FLOPs per token of a weight besides matmuls and attention, such as those of Mamba-2's recurrence."""
         return 0
 
     @property
@@ -171,7 +171,7 @@ class Decoder(Model):
         return sum(p.numel() - network.active_elements(name) for name, p in network.named_parameters())
 
     def split_keys(self) -> list[str]:
-        """Return the keys whose values must be multiples of the number of tensor-parallel ranks. Omit keys of the experts."""
+        """Return the keys, such as `n_heads`, whose values tensor parallelism splits, without the keys of the experts."""
         return ["n_heads", "n_kv_heads"]
 
     def tensor_problems(self, tensor: int) -> list[str]:

@@ -1,7 +1,7 @@
-"""Initial weights that do not depend on the layout.
+"""Initial weights that do not depend on the parallel layout.
 
-Each parameter is drawn from its own generator, which is seeded by the run's seed and the parameter's name. A shard is a slice
-of the full draw. Therefore all layouts start with bit-identical weights on devices of the same type.
+Each parameter has a separate generator, seeded by the run's seed and the parameter's name. A rank draws the full parameter and
+keeps its shard. Therefore all layouts start with bit-identical weights on devices of the same type.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Initialiser:
     device: torch.device
 
     def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
-        """Move `model` off meta and set its initial values. offload: keep parameters, but not buffers, on the host."""
+        """Move `model` off meta and set its initial values. offload: put parameters on the host, but buffers on the device."""
         model.to_empty(device="cpu" if offload else self.device)
         if offload:
             for module in model.modules():
@@ -101,14 +101,13 @@ class Initialiser:
 
 
 def _narrowed(value: Tensor, own: list[range]) -> Tensor:
-    """Return a view of the indices `own[dim]` of each dimension. `narrow` is used because fake CUDA tensors cannot be sliced."""
+    # `narrow`, because fake CUDA tensors cannot be sliced.
     for dim, indices in enumerate(own):
         value = value.narrow(dim, indices.start, len(indices))
     return value
 
 
 def _own_indices(parameter: nn.Parameter) -> list[range]:
-    """Return this rank's index range along each dimension of a parameter."""
     own = [range(size) for size in parameter.shape]
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh

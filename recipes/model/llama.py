@@ -47,7 +47,7 @@ class Llama(Decoder):
 
 
 class MoE(Llama):
-    """Llama with experts in the blocks after the first `dense_layers`, as in Mixtral, Llama 4 and DeepSeek-V3's feed-forward."""
+    """Llama with experts in all blocks after the first `dense_layers`, as in Mixtral, Llama 4 and the FFN of DeepSeek-V3."""
 
     dense_layers: Annotated[int, whole(at_least=0)] = 0
     """Number of leading blocks with a dense feed-forward network of width `ffn_dim`."""

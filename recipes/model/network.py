@@ -1,4 +1,4 @@
-"""`Network` and the types that its methods use. Layouts wrap, initialise and train a model through this interface."""
+"""`Network`, the interface through which parallel layouts wrap, initialise and train a model, and the types it uses."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Network(nn.Module):
     expert_mesh: DeviceMesh | None = None
     """Mesh with dimensions `expert_shard` and `expert`; None unless experts are distributed over several devices."""
     observed: Mapping[str, Tensor] = MappingProxyType({})
-    """Sums of figures over the forward passes of the current step (0-d, fp32), by each figure's key in events.jsonl."""
+    """Metric's key in events.jsonl -> sum of the metric over the forward passes of the current step, 0-d, fp32."""
     loss: LossFunction
     """
-    The loss function, set before training by the `loss` group. With targets, `forward` calls it instead of the output projection:
+    The loss function of the `loss` option, set before training. Given targets, `forward` calls it instead of the projection:
 
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
@@ -43,11 +43,11 @@ class Network(nn.Module):
 
     @abstractmethod
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return the mean loss (0-d, fp32) given targets, else logits [batch, seq, vocab]. tokens, targets: [batch, seq]."""
+        """Return logits, [batch, seq, vocab]; given targets, the mean loss, 0-d, fp32. tokens, targets: [batch, seq]."""
 
     @abstractmethod
     def block_names(self) -> list[str]:
-        """Return the names of the repeated blocks, in order. Blocks are the default units to wrap, compile and recompute."""
+        """Return the names of the repeated blocks, in order. Options that wrap, compile or recompute use blocks by default."""
 
     def initial(self, name: str) -> Initial:
         """Return the distribution from which the initial values of a parameter are drawn."""
@@ -58,15 +58,15 @@ class Network(nn.Module):
         return False
 
     def stays_fp32(self, name: str) -> bool:
-        """Whether to use a parameter in fp32 under every `precision`. Layouts that cannot mix dtypes ignore this."""
+        """Whether forward uses a parameter in fp32 whatever `precision` says. Layouts that cannot mix dtypes ignore this."""
         return False
 
     def exchanged_elements(self, block: int) -> int:
-        """Return the number of elements per token that expert parallelism exchanges in a block; 0 without experts."""
+        """Return the elements per token that each all-to-all of expert parallelism sends in a block; 0 without experts."""
         return 0
 
     def calls(self, name: str) -> int:
-        """Return how many times a forward pass with targets calls a module (at least 1). name: "" is the network itself."""
+        """Return how often a forward pass with targets calls a module: at least 1. name: "" names the network itself."""
         return max(1, self.multiplied_modules().count(self.get_submodule(name)))
 
     def multiplied_modules(self) -> list[nn.Module]:
@@ -78,33 +78,33 @@ class Network(nn.Module):
         return self.get_parameter(name).numel()
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
-        """Return the tensor-parallel style of each module that is split, by module name."""
+        """Return the tensor-parallel styles of the modules to split, keyed by module name."""
         raise NotImplementedError(f"{type(self).__name__} has no tensor-parallel plan")
 
     def tie_weights(self) -> None:
         """Tie shared parameters again after `Module.to_empty` has untied them."""
 
     def reset_buffers(self) -> None:
-        """Compute the values of all buffers. Called after the network is materialised."""
+        """Compute the values of all buffers. Called after the network has left the meta device."""
 
     def observe(self, key: str, value: Tensor) -> None:
-        """Record a figure of this forward pass (0-d). events.jsonl stores the figure's mean over a step's passes and ranks."""
+        """Record a metric (0-d) of this forward pass. events.jsonl stores the mean over all passes of a step and all ranks."""
         if key in self.observed and torch.is_grad_enabled():
             with torch.no_grad():
                 self.observed[key].add_(value)
 
 
 def network_of(model: nn.Module) -> Network:
-    """Return the network that a model is or wraps."""
+    """Return the Network inside a wrapped model, or the model itself if it is not wrapped."""
     return next(module for module in model.modules() if isinstance(module, Network))
 
 
 class Loads:
-    """Tokens per expert on this rank in the current optimizer step. Not a buffer: DDP would overwrite it with rank 0's counts."""
+    """Tokens per expert on this rank in the current step. Not a buffer, because DDP would overwrite it with rank 0's counts."""
 
     def __init__(self, bias: Tensor, bias_rate: float) -> None:
         self.bias, self.bias_rate = bias, bias_rate
-        """The buffer added to the scores that choose experts, [blocks with experts, experts], and its step size, or 0."""
+        """Buffer added to the scores when experts are chosen, [blocks with experts, experts]; and its change per step, or 0."""
         self.tokens = torch.zeros(bias.shape, dtype=torch.int64, device=bias.device)
         self.groups: tuple[dist.ProcessGroup, ...] = ()
         """Process groups over which token counts are summed, one per mesh dimension along which the data differ."""
@@ -119,7 +119,7 @@ class Loads:
     @torch.no_grad()
     def balance(self, finite: Tensor) -> dict[str, Tensor]:
         """
-        Sum token counts over ranks, update the experts' biases, reset the counts. Return 0-d fp32 figures, equal on all ranks.
+        Sum token counts over ranks, update the experts' biases, reset the counts. Return metrics (0-d, fp32), equal on all ranks.
 
         An expert's load is its token count. Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664,
         algorithm 1). If `finite` (0-d, bool) is false, biases stay unchanged. A block's violation is
@@ -152,7 +152,6 @@ def _violations(tokens: Tensor) -> Tensor:
 
 
 CUTOFF = 3.0
-"""Number of standard deviations at which the normal distribution is truncated."""
 TABLE_SIZE = 1024
 """Number of truncated-normal draws in a table. Every value beyond the cutoff is replaced by a draw from this table."""
 

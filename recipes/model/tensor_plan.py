@@ -1,7 +1,7 @@
 """Tensor-parallel styles. Heads and FFN width are split. The residual stream is sharded over the sequence or replicated.
 
-A module that can be split has a method `styles(sequence_parallel)` that returns the style of each submodule by name; "" is the
-module itself. `Transformer.tensor_plan` collects the styles.
+A module that can be split has a method `styles(sequence_parallel)`, which returns a dict: name of a submodule -> style. The name
+"" is the module itself. `Transformer.tensor_plan` collects the styles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TensorPlan = dict[str, ParallelStyle]
 
 
 class SplitParameters(ParallelStyle):
-    """A style that shards each parameter in `dims` along the given dimension. Each rank slices its full copy: no data is sent."""
+    """A style that shards each parameter along its dimension in `dims`. Every rank slices a full copy, so no data is sent."""
 
     def __init__(self, dims: dict[str, int]) -> None:
         super().__init__()
@@ -42,9 +42,9 @@ def stream_placement(sequence_parallel: bool) -> Placement:
 
 def matmul_styles(into: Iterable[str], out: str, sequence_parallel: bool, other_inputs: int = 0) -> TensorPlan:
     """
-    Return styles that split linear layers: the layers `into`, which read the stream, by columns; the layer `out` by rows.
+    Return styles that split the layers `into` by columns and the layer `out` by rows, as in Megatron-LM (Shoeybi et al. 2019).
 
-    This follows Megatron-LM (Shoeybi et al. 2019). other_inputs: number of inputs that the module takes besides the stream.
+    The layers `into` read the residual stream, and `out` adds to it. other_inputs: number of inputs besides the stream.
     """
     stream = stream_placement(sequence_parallel)
     plan: TensorPlan = {layer: ColwiseParallel() for layer in into}

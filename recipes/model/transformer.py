@@ -1,4 +1,4 @@
-"""The network of Llama 2 and 3. Tensor parallelism is imported inside functions, because the import takes a second."""
+"""The network of Llama 2 and 3. Functions import torch's tensor parallelism when called, because the import takes a second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Return SequenceParallel for a sharded sequence. Otherwise no style is needed: each rank computes the full gradient."""
+        """Return SequenceParallel if the sequence is sharded. If not, every rank computes the weight's full gradient."""
         from torch.distributed.tensor.parallel import SequenceParallel
 
         return {"": SequenceParallel()} if sequence_parallel else {}
@@ -37,10 +37,10 @@ class RMSNorm(nn.Module):
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """
-    Return the radians per position of each rotated pair, [head_dim / 2], fp32, on the CPU.
+    Return the angle, in radians per position, by which each pair of elements is rotated: [head_dim / 2], fp32, on the CPU.
 
-    The order of operations is copied from transformers (`_compute_llama3_parameters`), because rounding matters: at position
-    8,000, changing the last bit of a frequency near 1 changes the angle by half a thousandth of a radian.
+    The order of operations is that of transformers' `_compute_llama3_parameters`, because rounding matters. At position 8,000,
+    a change in the last bit of a frequency near 1 changes the angle by half a thousandth of a radian.
     """
     freqs = 1.0 / theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
     if scaling is None:
@@ -66,7 +66,7 @@ def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling |
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """
-    Rotate each pair (i, i + head_dim / 2) of a head by the angle of its position (Su et al. 2021), in fp32.
+    Rotate each pair of elements (i, i + head_dim / 2) of a head by the angle of the token's position (Su et al. 2021), in fp32.
 
     The transformers library pairs the same elements. Llama's original code pairs adjacent elements. The two conventions
     differ only in the order of the query and key weights' rows. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
@@ -218,7 +218,7 @@ class Transformer(Network):
         return TruncatedNormal(0.02)
 
     def initial_into_stream(self) -> Initial:
-        """Return the initial distribution of a block's projections into the stream, scaled as in GPT-2 (Radford et al. 2019)."""
+        """Return the initial distribution of weights whose output is added to the stream (GPT-2, Radford et al. 2019)."""
         # The variance of the stream should not grow with depth.
         return TruncatedNormal(0.02 / math.sqrt(2 * self.config.n_layers))
 

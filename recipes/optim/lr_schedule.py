@@ -12,7 +12,7 @@ from meshrunner.recipes.option import Affects, Count, Option, whole
 
 Steps = Annotated[int, whole(at_least=0)]
 SHIPPED_WARMUP = 10
-"""`warmup_steps` of conf/lr_schedule/constant.yaml."""
+"""Value of `warmup_steps` in conf/lr_schedule/constant.yaml."""
 
 
 class LRSchedule(Option):
@@ -32,7 +32,7 @@ class LRSchedule(Option):
         """Return the factor that multiplies the learning rate at a step. Steps are counted from 1."""
 
     def remarks(self, steps: int) -> list[str]:
-        """Return remarks on settings that may not be intended in a run of `steps` steps."""
+        """Return remarks on likely mistakes in a run of `steps` steps, such as a warm-up that lasts for all steps."""
         return []
 
 
@@ -40,7 +40,7 @@ class Constant(LRSchedule):
     """Linear warm-up, then a constant rate."""
 
     warmup_steps: Steps = 0  # configurations older than this key had no warm-up
-    """Steps of linear rise. The last step of the rise is the first step at the full rate."""
+    """Steps of linear warm-up. Step `warmup_steps` is the first step at the full rate."""
 
     def factor(self, step: int) -> float:
         return step / self.warmup_steps if step < self.warmup_steps else 1.0
@@ -56,11 +56,11 @@ class Warmup(LRSchedule):
     """Linear warm-up, decay to `final` at `total_steps`, then a constant rate. Subclasses define the shape of the decay."""
 
     total_steps: Count
-    """Length of the schedule in steps. Resuming a run with more `steps` does not change the schedule."""
+    """Length of the schedule in steps. A run that is resumed with more `steps` keeps the same schedule."""
     warmup_steps: Steps
-    """Steps of linear rise. The last step of the rise is the first step at the full rate."""
+    """Steps of linear warm-up. Step `warmup_steps` is the first step at the full rate."""
     final: float = Field(ge=0, le=1)
-    """Factor on the learning rate from step `total_steps` on."""
+    """Fraction of the full learning rate that is used from step `total_steps` on."""
 
     @abstractmethod
     def decay_factor(self, progress: float) -> float:

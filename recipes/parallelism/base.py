@@ -1,4 +1,8 @@
-"""The `parallelism` group. `Parallelism` declares the settings that all kinds share. Each kind is a subclass."""
+"""The `parallelism` group: ways to distribute a model over devices. Each kind, such as FSDP2, is a subclass of `Parallelism`.
+
+The wrap plan divides a model into units, usually blocks. FSDP all-gathers the parameters and reduces the gradients of
+one unit at a time.
+"""
 
 from __future__ import annotations
 
@@ -58,35 +62,35 @@ class Parallelism(Option):
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. If not, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit as often as forward calls it. If so, backward never all-gathers an embedding."""
+    """Whether backward all-gathers a unit once per call in forward, and an embedding never. If not, once per micro batch."""
 
     shard: AutoCount
-    """Devices that parameters, gradients and optimizer state are sharded over. auto: number of devices / (replicate x tensor)."""
+    """Devices that parameters, gradients and optimizer state are sharded over. auto: all devices / (replicate x tensor)."""
     replicate: Count
     """Replicas of the model, each sharded over `shard` devices."""
     tensor: Count
     """Devices that each matmul is split over."""
     expert: Count = 1
-    """Devices among which the experts of a block are divided. These devices exchange tokens. `shard` must be a multiple of
-    `expert`. Each expert is sharded over shard / expert devices. 1: every device has a shard of every expert."""
+    """Devices among which the experts of a block are divided. They exchange tokens in all-to-alls. `shard` must be a multiple of
+    `expert`, because each expert is sharded over shard / expert devices. 1: every device has a shard of every expert."""
     sequence_parallel: bool
-    """Shard the residual stream along the sequence over the `tensor` devices."""
+    """Whether to shard the residual stream along the sequence over the `tensor` devices."""
     loss_parallel: bool
-    """Keep the logits and the cross entropy sharded along the vocabulary over the `tensor` devices."""
+    """Whether to keep the logits and the cross entropy sharded along the vocabulary over the `tensor` devices."""
     reshard_after_forward: Annotated[
         int | Literal["auto", "always", "never", "except_last"], whole("auto", *RESHARD, at_least=2)
     ]
-    """Whether to free a unit's unsharded parameters after forward and all-gather them again in backward. except_last: for all
-    units but the last block, which backward needs immediately. A number N: reshard parameters over N devices until backward.
+    """Whether to free a unit's unsharded parameters after forward and all-gather them again in backward. except_last: free
+    all units except the last block, which backward needs immediately. A number N: shard over N devices until backward.
     auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
     """When FSDP reduces gradients. reduce: after every micro batch, so a device stores only its shard of the gradients (FSDP2's
     replicas all-reduce their shards once per step). hold: after the last micro batch, so a device stores unsharded gradients
-    until then (FSDP1: in the compute dtype). `show` prints the bytes of both. DDP's gradients are never sharded."""
+    until then (FSDP1: in the compute dtype). `show` prints the bytes of both choices. DDP's gradients are never sharded."""
 
     @property
     def units_ahead(self) -> int:
-        """Number of units that are all-gathered ahead of the current unit. 0: torch decides."""
+        """Number of later units that are all-gathered while the current unit computes. 0: torch decides."""
         return 0
 
     @property
@@ -105,7 +109,7 @@ class Parallelism(Option):
         return self.tensor > 1 and self.loss_parallel
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
-        """Return the degrees with `auto` resolved. Raise ConfigError if they do not match nodes x workers devices."""
+        """Return the degrees with `auto` resolved. Raise ConfigError if they do not fit nodes x workers devices."""
         world = nodes * workers
         have = f"launch.nodes({nodes}) x launch.workers({workers}) = {world}"
         others = self.replicate * self.tensor
@@ -153,7 +157,7 @@ class Parallelism(Option):
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
         """
-        Distribute a meta-device network over the mesh's data-parallel dimensions, then materialise and initialise it.
+        Distribute a network over the mesh's data-parallel dimensions, move it from meta to the device, and initialise it.
 
         The network is already split over `tensor` or `expert` devices. Return the model to train: the network or its wrapper.
         """
@@ -163,7 +167,7 @@ class Parallelism(Option):
         return not self.wraps_units
 
     def optimizer(self, model: nn.Module, optimizer: Optimizer) -> Optimizer:
-        """Return `optimizer` or a wrapper around it. model: returned by `apply`. Called before a checkpoint is loaded."""
+        """Return `optimizer`, possibly wrapped. model: the result of `apply`. Called before a checkpoint is loaded."""
         return optimizer
 
     def computing(self, precision: Precision, device_type: str) -> AbstractContextManager[None]:
@@ -175,11 +179,11 @@ class Parallelism(Option):
         return torch.autocast(device_type, precision.param_dtype)
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        """Set when gradients are reduced (see `accumulate`). Return the context manager to run a micro batch in."""
+        """Set whether the next micro batch reduces gradients. Return a context manager for it. last: whether it is the last."""
         return nullcontext()
 
     def after_step(self, model: nn.Module) -> dict[str, float]:
-        """Return additional figures of the optimizer step that has just ended. The keys are the same in every step."""
+        """Return further metrics of the optimizer step that has just ended. The keys are the same in every step."""
         return {}
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
@@ -193,7 +197,7 @@ class Parallelism(Option):
         if unit.lookup and self.gathers_per_call:
             in_backward = 0
         reductions = micro_batches
-        if self.accumulate == "hold":  # a repeated unit reduces accumulated gradients before a second call
+        if self.accumulate == "hold":  # a unit that is called twice reduces accumulated gradients in between
             reductions = 2 if self.gathers_per_call and unit.calls > 1 < micro_batches else 1
         gathers = micro_batches * (in_forward + in_backward)
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)
@@ -206,7 +210,7 @@ class Parallelism(Option):
     def buffer_schedules(
         self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
     ) -> tuple[Schedule, Schedule] | None:
-        """Return schedules of the all-gather and reduce-scatter buffers of `units` (in forward order); None if unknown."""
+        """Return two schedules for the buffers of `units` (in forward order): all-gather, reduce-scatter. None if unknown."""
         return None
 
     def shard_groups(

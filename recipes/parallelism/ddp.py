@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class DDP(Parallelism):
-    """A full replica on every data-parallel device. With `shard: auto` all devices are replicas."""
+    """A full replica of the model on every data-parallel device. `shard: auto` gives (number of devices / `tensor`) replicas."""
 
     autocasts: ClassVar[bool] = True
 
     bucket_cap_mb: float = Field(gt=0)
-    """MiB of gradients in one all-reduce."""
+    """Maximum size of a gradient bucket in MiB. Each bucket is all-reduced separately."""
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
         if self.shard not in ("auto", 1):

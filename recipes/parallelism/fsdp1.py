@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class FSDP1(Parallelism):
-    """FSDP1 with FSDP2's units and degrees. A unit uses FULL_SHARD if it is resharded after forward, else SHARD_GRAD_OP. With
-    `replicate` above 1, units use the hybrid forms of these strategies."""
+    """FSDP1 with the same units and degrees as `fsdp2`. Units that are resharded after forward use FULL_SHARD, other units use
+    SHARD_GRAD_OP. With `replicate` above 1, units use HYBRID_SHARD and _HYBRID_SHARD_ZERO2 instead."""
 
     wraps_units: ClassVar[bool] = True
 
@@ -30,9 +30,9 @@ class FSDP1(Parallelism):
     """When backward all-gathers the next unit. pre: before the current unit's gradients are computed (more overlap, more memory);
     post: after they are computed; none: when backward needs the unit."""
     forward_prefetch: bool
-    """All-gather the next unit before the current unit's forward."""
+    """Whether to all-gather the next unit before the current unit's forward starts."""
     limit_all_gathers: bool
-    """Let the host issue at most two all-gathers ahead of the device."""
+    """Whether the host may queue at most two all-gathers ahead of the device. The limit saves memory."""
 
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
@@ -80,7 +80,7 @@ class FSDP1(Parallelism):
         return model.no_sync() if self.accumulate == "hold" and not last else nullcontext()
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the sizes of a padded flat-parameter shard. If any parameter is trained, the whole shard has gradients."""
+        """Return the sizes of a shard of a unit's flat parameter. The whole shard has gradients if any parameter is trained."""
         aligned = 16 // precision.param_bytes  # FSDP1 aligns each parameter to 16 bytes of the compute dtype
         total = 0
         for parameter in unit.parameters:

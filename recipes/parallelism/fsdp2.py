@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from meshrunner.recipes.precision.base import Precision
 
 NCCL_BUFFERS = ("process_group", "symmetric")
-"""Values of `buffers` that take memory from NCCL."""
+"""Values of `parallelism.buffers` with which NCCL allocates the communication buffers."""
 
 
 class FSDP2(Parallelism):
-    """Sharding over `shard` devices. If `replicate` is above 1, there are `replicate` sharded replicas (HSDP)."""
+    """A model sharded over `shard` devices. With `replicate` above 1, there are `replicate` such sharded models (HSDP)."""
 
     wraps_units: ClassVar[bool] = True
     gathers_per_call: ClassVar[bool] = True
 
     prefetch: Annotated[int, whole(at_least=0)]
-    """Units that are all-gathered ahead of the current unit. 0: torch's default, one unit."""
+    """Number of units that are all-gathered ahead of the current unit. 0: torch's default, one unit."""
     cpu_offload: bool
-    """Store sharded parameters, gradients and optimizer state in host memory; the optimizer runs on the CPU."""
+    """Whether to store sharded parameters, gradients and optimizer state in host memory. The optimizer then runs on the CPU."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
-    """Memory for communication buffers. dynamic: allocated as needed. max_pool, scheduled: a fixed address for each unit.
-    process_group, symmetric: memory from NCCL."""
+    """Memory for communication buffers. dynamic: torch allocates a buffer for each collective. max_pool, scheduled: each unit has
+    a buffer at a fixed address. process_group, symmetric: NCCL allocates the buffers."""
 
     @property
     def plans_buffers(self) -> bool:
@@ -127,7 +127,7 @@ class FSDP2(Parallelism):
         return model
 
     def _own_dtypes(self, network: Network) -> dict[str, Any]:
-        """Return the MixedPrecisionPolicy argument that keeps some parameters in fp32; {} if unneeded or unsupported."""
+        """Return the MixedPrecisionPolicy argument that keeps some parameters in fp32; {} if it is unneeded or torch lacks it."""
         from meshrunner.recipes.model.init_weights import clean_name
 
         fp32 = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
@@ -136,7 +136,6 @@ class FSDP2(Parallelism):
         return {"param_dtype_override_fn": lambda parameter: parameter.dtype if parameter in fp32 else None}
 
     def _prefetch(self, model: nn.Module, network: Network) -> None:
-        """Let each unit all-gather the next `prefetch` units ahead of time, in forward and in backward."""
         from torch.distributed.fsdp import FSDPModule
 
         from meshrunner.recipes.model.init_weights import clean_name
@@ -145,7 +144,7 @@ class FSDP2(Parallelism):
         depth = self.prefetch or int(self.expert > 1)
         if not depth:
             return
-        # Different units follow a unit that forward calls several times. Such a unit is gathered when it is called.
+        # Skip units that forward calls several times. Each call has a different successor, so there is no unit to prefetch.
         units = [
             module
             for name, module in model.named_modules()
@@ -180,7 +179,7 @@ class FSDP2(Parallelism):
         return Traffic(rest.gathered + experts.gathered, rest.reduced + experts.reduced)
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the sizes of a unit's shards. Each parameter is sharded along one dimension and padded to equal shards."""
+        """Return the sizes of a unit's shards. Each parameter is padded along one dimension and divided into equal shards."""
         weights = trained = 0
         for parameter in unit.parameters:
             ranks = degrees.shard // self.expert if parameter.is_stack else degrees.shard
@@ -199,7 +198,7 @@ class FSDP2(Parallelism):
 
 
 def stack_placement(network: Network, mesh: DeviceMesh) -> Callable[[nn.Parameter], Any] | None:
-    """Return the `shard_placement_fn` of a network, or None if the network has no stacks of experts."""
+    """Return the `shard_placement_fn` that shards stacks of expert matrices, or None if the network has no such stacks."""
     from torch.distributed.tensor import DTensor, Shard
 
     from meshrunner.recipes.model.init_weights import clean_name

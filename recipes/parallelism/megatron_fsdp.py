@@ -1,7 +1,7 @@
-"""Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp. The package can keep communication buffers in pools.
+"""Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp, which can keep communication buffers in pools.
 
-The package shards whole buckets, so each parameter is a DTensor whose shards can have different numbers of rows. torch's own
-functions must not gather such DTensors.
+The package shards buckets of several parameters. The boundaries of shards ignore the boundaries of parameters, so the shards of
+a parameter can have different numbers of rows. torch's own functions must not gather such DTensors.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ OLDEST = "0.6.1"  # the oldest release that was tested
 
 
 class MegatronFSDP(Parallelism):
-    """ZeRO with NVIDIA's package megatron-fsdp, on GPUs. With `zero` 3, the package's units are only the resharded units
-    of the wrap plan. If a unit is not resharded, its parameters are gathered once per step, into separate memory."""
+    """ZeRO with NVIDIA's package megatron-fsdp, on GPUs. With `zero` 3, only the units that the wrap plan reshards after forward
+    become units of the package. The parameters of other units are gathered once per step, into separate memory."""
 
     wraps_units: ClassVar[bool] = True
     checks_units: ClassVar[bool] = True
 
     zero: Annotated[int, whole(at_least=0, at_most=3)]
-    """ZeRO stage: the state that is sharded over the `shard` devices. 0: no state, all devices are replicas. 1: optimizer state
+    """ZeRO stage: the state that is sharded over the `shard` devices. 0: none, all devices are replicas. 1: optimizer state
     and master weights. 2: also gradients. 3: also parameters."""
     double_buffer: Literal["none", "fixed", "max_pool"]
-    """Memory for unsharded parameters and unreduced gradients. none: allocated for each unit and freed. fixed: two buffers for
-    units of the most common shape. max_pool: two sets of buffers, each large enough for any unit."""
+    """Memory for unsharded parameters and unreduced gradients. none: allocated for a unit when needed, then freed. fixed: two
+    buffers, shared by all units of the most common shape. max_pool: two sets of buffers, each large enough for any unit."""
     grad_comm: Literal["auto", "fp32", "bf16"]
-    """dtype of the gradient reduction. auto: the dtype set by `precision`. Gradients are accumulated in fp32."""
+    """dtype in which gradients are reduced. auto: the dtype set by `precision`. Gradients are always accumulated in fp32."""
     nccl_registration: bool
-    """Register the memory of `double_buffer` with NCCL. Needs the allocator of Megatron-Core or Apex."""
+    """Whether to register the memory of `double_buffer` with NCCL. Needs the allocator of Megatron-Core or Apex."""
 
     def unsupported(self, device_type: str) -> str | None:
         if device_type != "cuda":
@@ -167,8 +167,9 @@ class MegatronFSDP(Parallelism):
         """
         Return approximately how many bytes are gathered and reduced for one unit in one step.
 
-        Four effects are ignored. With `zero` 1 and 2, the last called unit is gathered once, not twice. With `zero` 3, some
-        prefetches after a repeated unit are never used. Buckets are padded to whole rows. Some parameters stay in fp32.
+        With `zero` 1 and 2, the estimate is too high for the unit that is called last: it is gathered once, not twice. The
+        estimate can be too low because it omits unused prefetches after a unit that is called several times (`zero` 3), padding
+        of buckets, and the larger size of parameters that stay in fp32.
         """
         reduced = unit.trained * {"auto": precision.reduce_bytes, "fp32": 4, "bf16": 2}[self.grad_comm]
         if self.zero == 0 or degrees.shard == 1:
@@ -184,7 +185,7 @@ class MegatronFSDP(Parallelism):
         return Traffic(gathered, reduced * (micro_batches if self.zero >= 2 else 1))
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return about how many elements are stored. `weights` includes master weights if the compute dtype is not fp32."""
+        """Return about how many elements a device stores. `weights` includes master weights if compute is not in fp32."""
         compute, gradients, trained = (
             -(-count // (degrees.shard if self.zero >= stage else 1))
             for stage, count in ((3, unit.trained + unit.frozen), (2, unit.trained), (1, unit.trained))
@@ -196,7 +197,7 @@ class MegatronFSDP(Parallelism):
 
 @contextmanager
 def without_update(optimizer: Optimizer) -> Iterator[None]:
-    """Undo the zero-gradient step that `fully_shard_optimizer` takes in releases before 0.7.0 (Megatron-LM pull request 5976)."""
+    """Undo the step that `fully_shard_optimizer` takes with zero gradients in releases before 0.7.0 (Megatron-LM PR 5976)."""
     keys = ("lr", "weight_decay")
     before = [{key: group[key] for key in keys if key in group} for group in optimizer.param_groups]
     for group, values in zip(optimizer.param_groups, before, strict=True):
@@ -210,7 +211,7 @@ def without_update(optimizer: Optimizer) -> Iterator[None]:
 
 
 def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
-    """Return the classes of a plan's units. Raise ConfigError if the package, which selects units by class, cannot apply it."""
+    """Return the classes by which the package selects a plan's units. Raise ConfigError if it cannot apply the plan."""
     for name, unit in plan.items():
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
             units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"
@@ -248,11 +249,11 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
 @contextmanager
 def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) -> Iterator[None]:
     """
-    Let the code in this context materialise a meta-device network without setting the values of parameters.
+    Prepare a meta-device network for megatron-fsdp, which allocates parameters in this context without initialising them.
 
-    With `unit_by_unit`, megatron-fsdp materialises one module at a time, so a device never holds more than one unsharded unit.
-    After each module, the package calls the module's `reset_parameters`. In this context, that method only ties parameters.
-    Without `unit_by_unit` (`zero` 0), the whole network is allocated before the code in this context runs.
+    If `unit_by_unit` is true, the package allocates one module at a time, so a device never holds more than one unsharded unit.
+    The package then calls the module's `reset_parameters`, which only ties shared parameters in this context.
+    If `unit_by_unit` is false (`zero` 0), the whole network is allocated before the context begins.
     """
     if not unit_by_unit:
         network.to_empty(device=device)
@@ -284,7 +285,7 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
 
 
 def initialise(wrapped: Any, initialiser: Initialiser) -> None:
-    """Initialise the fp32 master weights, then copy them to the compute parameters. Masters copied from bf16 would be rounded."""
+    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse order would round them."""
     import torch
 
     from meshrunner.recipes.model.init_weights import clean_name

@@ -1,5 +1,5 @@
 """
-The device mesh, with one dimension for each degree above 1, and the function that applies tensor and expert parallelism.
+The device mesh, and tensor and expert parallelism. The mesh has one dimension for each degree above 1, such as `tensor: 2`.
 
 Tensor and sequence parallelism: Shoeybi et al. 2019, Korthikanti et al. 2022.
 """
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
-    """Return the sizes of the mesh dimensions by name, outermost first. `shard` is always included: a mesh needs a dimension."""
+    """Return the sizes of the mesh dimensions, outermost first. `shard` is included even if 1: a mesh needs a dimension."""
     return {name: size for name, size in degrees._asdict().items() if size > 1 or name == "shard"}
 
 
 def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
-    """Return the expert mesh's sizes by dimension, outermost first. `shard` is split so that adjacent ranks exchange tokens."""
+    """Return the sizes of the expert mesh's dimensions, outermost first. Ranks that exchange tokens (`expert`) are adjacent."""
     own = {"expert_shard": shard // expert, "expert": expert}
     return {"replicate": replicate} | own if replicate > 1 else own
 
@@ -53,7 +53,7 @@ def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """Return groups whose ranks hold different tokens: one per data dimension if there is tensor parallelism, else the world."""
+    """Return the process groups to sum over, in turn, so that every token counts once. Without tensor parallelism: the world."""
     names = mesh.mesh_dim_names or ()
     if "tensor" in names:
         return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
@@ -69,7 +69,7 @@ def data_rank(mesh: DeviceMesh) -> int:
 
 
 def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> frozenset[str]:
-    """Split a meta-device network over `tensor` or `expert` devices, in place. Return the tensor-parallel parameters' names."""
+    """Split a meta-device network over `tensor` or `expert` devices, in place. Return the names of tensor-parallel parameters."""
     from torch import nn
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import parallelize_module
@@ -95,7 +95,7 @@ def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> froz
 
 
 def _wait_for_collective(_: nn.Module, __: object, output: Tensor) -> Tensor:
-    """Wait for an asynchronous collective. Inside a compiled block, an unfinished result would lose its gradient."""
+    """Wait until an embedding's collective has ended. An unfinished output would lose its gradient inside a compiled block."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor, wait_tensor
 
     return wait_tensor(output) if isinstance(output, AsyncCollectiveTensor) else output  # type: ignore[no-untyped-call]

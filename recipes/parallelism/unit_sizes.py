@@ -1,4 +1,4 @@
-"""Sizes of the units of a wrap plan on one device, computed without building or wrapping anything."""
+"""Sizes of FSDP units on one device, computed before FSDP wraps anything. A unit is a module that FSDP gathers as a whole."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """A parameter after tensor and expert parallelism, but before data parallelism: the largest part that any device holds."""
+    """The largest part of a parameter that a device holds after tensor and expert parallelism, before FSDP shards it."""
 
     shape: tuple[int, ...]
     trained: bool
     is_stack: bool = False
-    """Whether the parameter stacks one matrix per expert. If so, `shape` counts only the experts of one device."""
+    """Whether the parameter is a stack of one matrix per expert. If so, `shape[0]` is the number of experts on one device."""
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
 
     def padded(self, ranks: int) -> int:
-        """Return the number of elements after FSDP2 pads the sharded dimension to equal shards over `ranks`."""
+        """Return the number of elements after FSDP2 has padded the sharded dimension to a multiple of `ranks`."""
         dim = stack_shard_dim(self.shape, ranks) if self.is_stack else 0
         return -(-self.shape[dim] // ranks) * ranks * self.numel // self.shape[dim]
 
 
 class UnitParameters(NamedTuple):
-    """The parameters of a unit on one device, before data parallelism, and the fields of its `Unit` in the wrap plan."""
+    """The parameters of a unit on one device, before FSDP shards them, and the unit's settings in the wrap plan."""
 
     parameters: tuple[LocalParameter, ...]
     reshard_after_forward: bool | int
@@ -40,7 +40,7 @@ class UnitParameters(NamedTuple):
     """Number of times that the unit is called per forward pass."""
 
     def of(self, *, is_stack: bool) -> UnitParameters:
-        """Return a copy with only the stacks of experts if `is_stack` is true, else with only the other parameters."""
+        """Return a copy with fewer parameters: if `is_stack` is true, only stacks of expert matrices, else only the others."""
         return self._replace(parameters=tuple(each for each in self.parameters if each.is_stack == is_stack))
 
     @property
@@ -54,30 +54,30 @@ class UnitParameters(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes communicated for one unit in one step. Each collective adds the bytes of the full unit, not of one shard."""
+    """Bytes communicated for one unit in one step. A collective counts with the size of the whole unit, not of a shard."""
 
     gathered: int
     reduced: int
 
 
 class Stored(NamedTuple):
-    """Numbers of fp32 elements stored for one unit between steps, on the device with the largest shards."""
+    """Numbers of fp32 elements of one unit that the device with the largest shards stores between steps."""
 
     weights: int
     gradients: int
     trained: int
     """Elements that have optimizer state."""
     unsharded_gradient_bytes: int = 0
-    """Bytes of unsharded gradients between micro batches if `accumulate` is hold."""
+    """Bytes of unsharded gradients that a device keeps between micro batches if `accumulate` is hold."""
 
 
 def stack_shard_dim(shape: Sequence[int], ranks: int) -> int:
-    """Return a stack's shard dimension: 1 (rows) if `ranks` divides the number of rows but not the number of matrices, else 0."""
+    """Return the dimension to shard a stack [experts, rows, columns] along: 1 if `ranks` divides rows but not experts, else 0."""
     return int(shape[0] % ranks > 0 and shape[1] % ranks == 0)
 
 
 def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int = 1) -> dict[str, UnitParameters]:
-    """Return each unit's parameters on one device after tensor and expert parallelism, but before data parallelism."""
+    """Return each unit's parameters on one device, keyed by unit name. `tensor` and `expert` have split them, FSDP has not."""
     split = _split_dims(network) if tensor > 1 else {}
     found = {}
     for name, parameters in unit_parameters(network, plan).items():
@@ -95,7 +95,7 @@ def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int 
 
 
 def _split_dims(network: Network) -> dict[str, int]:
-    """Return the dimension that tensor parallelism splits, by parameter name. Tables are [rows, width]; weights are [out, in]."""
+    """Return each parameter's dimension that tensor parallelism splits. Tables are [rows, width], weights [out, in]."""
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

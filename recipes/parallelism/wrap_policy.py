@@ -1,7 +1,7 @@
-"""The `wrap` group: which modules become FSDP units.
+"""The `wrap` group: policies that choose the FSDP units, the modules that FSDP gathers as a whole.
 
-A policy makes a wrap plan for a model before any module is wrapped (an idea from PyTorch pull request #104346). A plan can be
-printed and checked. All kinds of data parallelism use the same plan, so runs that differ only in the kind have equal units.
+A policy lists all units in a wrap plan before any module is wrapped, so the plan can be printed and checked first (an idea from
+PyTorch pull request #104346). A plan is the same for all kinds of data parallelism. So FSDP1 and FSDP2 get the same units.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Reshard = Annotated[int | Literal["always", "never", "except_last"], whole(*RESH
 
 @dataclass(frozen=True)
 class Unit:
-    """The wrapping of one module."""
+    """Settings of one FSDP unit."""
 
     reshard_after_forward: bool | int
-    """Whether to free the unsharded parameters after forward, or the number of devices to reshard them over."""
+    """True: free the unsharded parameters after forward. False: keep them. A number: reshard them over that many devices."""
     lookup: bool = False
-    """Whether the module is an embedding outside the blocks. Backward does not need its table."""
+    """Whether the unit is an embedding outside the blocks. Backward does not need the embedding table."""
 
 
 WrapPlan = dict[str, Unit]
-"""The wrapping of each unit, keyed by module name. Children come before their parents, and the root ("") is last."""
+"""Settings of each unit, keyed by module name. Children come before their parents, and the root ("") is last."""
 
 
 class Wrap(Option):
-    """A wrap policy."""
+    """A policy that chooses the units of a model."""
 
     kinds: ClassVar[dict[str, str]] = {
         "blocks": "meshrunner.recipes.parallelism.wrap_policy:Blocks",
@@ -50,14 +50,14 @@ class Wrap(Option):
     }
 
     needs_network: ClassVar[bool] = False
-    """Whether the plan depends on module names and sizes. If so, checking a plan needs the built model."""
+    """Whether the plan depends on module names or sizes. If so, a configuration can be checked only after the model is built."""
 
     @abstractmethod
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        """Return `reshard_after_forward` for each unit but the root, in `named_modules` order. None: no override."""
+        """Return all units but the root, in `named_modules` order. Values: `reshard_after_forward`, or None for the default."""
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
-        """Return remarks on a plan: details that the kind of parallelism supports but the user may not intend."""
+        """Return a sentence for each detail of a plan that is valid but may be unintended. kind: `parallelism.kind`."""
         found = []
         for name, parameters in unit_parameters(network, plan).items() if kind == "fsdp1" else ():
             frozen = sum(p.numel() for p in parameters.values() if not p.requires_grad)
@@ -69,7 +69,7 @@ class Wrap(Option):
         return found
 
     def plan(self, network: Network, reshard: Reshard) -> WrapPlan:
-        """Return the plan for a network on meta. reshard: `parallelism.reshard_after_forward` with `auto` resolved."""
+        """Return the wrap plan of a meta-device network. reshard: `reshard_after_forward` of units that have no own value."""
         from torch import nn
 
         units = {name: own or reshard for name, own in self.units(network).items()}
@@ -89,10 +89,10 @@ class Wrap(Option):
 
 class Blocks(Wrap):
     """
-    The embedding, each block and the output projection are units; the final norm belongs to the root.
+    The embedding, each block and the output projection are units. The final norm belongs to the root unit.
 
-    With these units, a device looks up tokens without first gathering the output projection, and reduces the projection's
-    gradient while the blocks run backward. If the embedding and the projection are tied, their parameter belongs to the root.
+    A separate unit for the output projection saves time: forward starts before the projection is gathered, and the gradient of
+    the projection is reduced during the backward of the blocks. If embedding and projection are tied, they belong to the root.
     """
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
@@ -135,31 +135,31 @@ class Size(Wrap):
 
 
 class Rule(Section):
-    """A pattern for modules, and the wrapping of the modules that match."""
+    """A pattern for modules, and the settings of the modules that match it."""
 
     match: str
-    """A pattern for module names, matched part by part (`layers.*.attention`), or a class name (`Block`)."""
+    """A class name (`Block`), or a pattern for module names (`layers.*.attention`). A `*` matches within one part of a name."""
     reshard_after_forward: Reshard | None = None
-    """Overrides parallelism.reshard_after_forward for the unit; null: no override."""
+    """Value for matching units that replaces parallelism.reshard_after_forward; null: no replacement."""
     wrap: bool = True
     """true: a matching module is a unit. false: a matching module belongs to the unit around it, even if a later rule matches."""
 
     def matches(self, name: str, module: nn.Module) -> bool:
-        """Return whether the rule matches a module."""
+        """Return whether the rule's pattern matches the module's name or is the name of the module's class."""
         parts, wanted = name.split("."), self.match.split(".")
         by_name = len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
         return by_name or type(module).__name__ == self.match
 
 
 class Rules(Wrap):
-    """A list of rules. The first rule that matches a module applies. A rule that matches no module is an error."""
+    """Units chosen by rules. The first rule that matches a module decides. A rule that decides for no module is an error."""
 
     needs_network: ClassVar[bool] = True
     rules: list[Rule]
-    """The rules in order. A rule is {match: PATTERN_OR_CLASS} with optional reshard_after_forward (always, never, except_last, a
-    number; null: as in parallelism) and wrap (false: no unit). For example
+    """The rules in order. A rule is {match: PATTERN_OR_CLASS}. Optional keys: reshard_after_forward (always, never, except_last
+    or a number; null: as in parallelism) and wrap (false: the module is no unit). For example
     [{match: layers.*.attention, reshard_after_forward: never}, {match: Block}, {match: "*", wrap: false}]. The first rule
-    that matches a module's name or class applies. A module that no rule matches belongs to the unit around it."""
+    that matches a module decides. A module that no rule matches belongs to the unit around it."""
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
         decided = self._first_matches(network)
@@ -183,7 +183,6 @@ class Rules(Wrap):
         return super().remarks(network, plan, kind) + [remark] * bool(unmatched)
 
     def _first_matches(self, network: Network) -> dict[str, int]:
-        """Return, by module name, the index of the first rule that matches the module."""
         found: dict[str, int] = {}
         for name, module in network.named_modules():
             for number, rule in enumerate(self.rules):
@@ -208,14 +207,14 @@ def check_units(network: Network, names: Iterable[str]) -> None:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Return whether a module implements forward. FSDP gathers a unit when the unit's forward is called."""
+    """Return whether a module implements forward. Every unit must, because FSDP gathers a unit when its forward is called."""
     from torch import nn
 
     return type(module).forward is not nn.Module.forward
 
 
 def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
-    """Return, by module name, the parameters that are also used outside the module, such as a tied embedding table."""
+    """Return, for each module name, the parameters that modules outside it use too, such as a tied embedding table."""
     users: dict[nn.Parameter, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         users.setdefault(parameter, []).append(name)
@@ -230,9 +229,9 @@ def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
 
 def top_modules(network: Network) -> list[str]:
     """
-    Return, in `named_modules` order, the blocks and other modules with a matrix, such as the embedding.
+    Return the names of the blocks, and of the outermost other modules that have a matrix, such as the embedding.
 
-    Other modules are left out if they contain a block, are inside a returned module, or share parameters with outside modules.
+    The order is that of `named_modules`. A module is left out if it contains a block or shares parameters with outside modules.
     """
     blocks, shared = set(network.block_names()), parameters_shared_outside(network)
     around_blocks = {parent for name in blocks for parent in accumulate(name.split(".")[:-1], "{}.{}".format)}
@@ -253,7 +252,7 @@ def inside_blocks(network: Network, names: Iterable[str]) -> list[str]:
 
 
 def unit_parameters(network: Network, plan: WrapPlan) -> dict[str, dict[str, nn.Parameter]]:
-    """Return the parameters of each unit by name. A parameter belongs to the innermost unit that contains it."""
+    """Return the parameters of each unit, keyed by unit name. A parameter belongs to the innermost unit that contains it."""
     found: dict[str, dict[str, nn.Parameter]] = {unit: {} for unit in plan}
     for name, parameter in network.named_parameters():
         innermost = next(unit for unit in plan if not unit or name.startswith(f"{unit}."))

@@ -1,4 +1,4 @@
-"""The `precision` group: dtypes of compute and of gradient reduction. Master weights are fp32."""
+"""The `precision` group: dtypes of compute and of gradient reduction. The optimizer always updates fp32 master weights."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class Precision(Option):
         return False
 
     def on(self, device_type: str) -> Precision:
-        """Return the option that `auto` resolves to on `cpu` or `cuda` devices, or this option if it is not `auto`."""
+        """Return this option. If this option is `auto`, return the option that it means on `cpu` or `cuda` devices."""
         return self
 
     def convert(self, network: Network) -> None:
-        """Replace modules of a network on the meta device with converted modules that have the same parameters."""
+        """Replace linear layers of a meta-device network by float8 layers with equal parameters, if this option uses float8."""
 
     def after_step(self, model: nn.Module) -> None:
-        """Update state that depends on the parameters. Called after every optimizer step."""
+        """Update values derived from the parameters, such as float8 scales. Called after every optimizer step."""
 
     @property
     def param_dtype(self) -> torch.dtype | None:
-        """dtype to which parameters are cast before they are all-gathered and used; None: they are not cast."""
+        """dtype to which parameters are cast before they are all-gathered and used; None: parameters stay in fp32."""
         return None
 
     @property
@@ -97,7 +97,7 @@ class FP32(Precision):
 class BF16(Precision):
     """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32.
 
-    `single` and `ddp` keep fp32 parameters and use autocast: matmuls and attention run in bf16, other operations in fp32.
+    `parallelism=single` and `ddp` keep fp32 parameters and use autocast: only matmuls and attention run in bf16.
     """
 
     compute: ClassVar[str] = "bf16"
@@ -128,11 +128,11 @@ class Float8(BF16):
     scaling: Literal["tensorwise", "rowwise"]
     """One scale per tensor (fastest) or per row (more accurate)."""
     all_gather: bool
-    """All-gather weights in float8, which halves the bytes. Needs FSDP2 and tensorwise scaling."""
+    """Whether to all-gather weights in float8 instead of bf16, which halves the bytes. Needs FSDP2 and tensorwise scaling."""
     skip: list[str]
     """Patterns for the names of linear layers that stay in bf16."""
     emulate: bool
-    """Round to float8 but multiply in bf16, on any device. Meant for tests; no faster than bf16."""
+    """Whether to round to float8 but multiply in bf16. Works on any device, but is no faster than bf16. Meant for tests."""
 
     @property
     def compute(self) -> str:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Fits constants to measured runs. Speeds are predicted from these constants."""
+"""Fits the constants of a device, such as its matmul efficiency, so that predicted speeds match measured runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Calibrates a device: reads measured runs, fits constants to them, and predicts each run from a fit to the other runs."""
+"""Calibrates a device: fits the constants of its `hardware` option so that predicted speeds match measured runs.
+
+Repeats of a combination of settings count as one run. A run's prediction error uses constants fitted to the other runs.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,12 @@ SPEED_OF_CPU = {
     "collective_s": 3e-4,
     "jitter": 0.05,
 }
-"""Values at which the search for CPU constants starts. The matmul rate starts at ROUGH x the rate that the runs measured."""
+"""Initial constants of a CPU for the fit. The initial matmul rate is ROUGH x the rate that the runs measured."""
 DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
 """Data-sheet rates of a GPU. They must be equal in all runs, because fitted constants are fractions of these rates."""
 FEWEST = 2
-"""Minimum number of combinations for a fit."""
 ROUGH = 0.7
-"""Assumed ratio of the matmul rate within a model to the measured matmul rate. The search starts from this ratio."""
+"""Guessed ratio of the matmul rate within a model to the rate of matmuls alone. The fit starts from this guess."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ class Calibration:
     left_out_errors: list[float]
     """Error of each run's predicted speed in percent, with constants fitted to the other runs only."""
     left_out: dict[str, str]
-    """Reasons why combinations are left out of the fit, by name of the combination."""
+    """Combinations that are left out of the fit: the reason, keyed by the name of the combination."""
     before: GPU | CPU
-    """The device with the constants from before the fit."""
+    """The device with its constants before the fit."""
     hardware: GPU | CPU
-    """The device with the fitted constants."""
+    """The device with its constants after the fit."""
     fitted: Fitted
 
     def as_json(self) -> dict[str, Any]:
@@ -76,7 +78,7 @@ class Calibration:
 
 
 def calibrate_device(folders: Sequence[Path]) -> Calibration:
-    """Fit the device's constants to all runs in `folders`. Raise ConfigError if combinations are too few or devices differ."""
+    """Fit a device's constants to all runs in `folders`. Raise ConfigError for fewer than FEWEST runs or different devices."""
     comparison = compare_runs(read_runs(folders))
     candidates: list[_Candidate] = []
     left_out: dict[str, str] = {}
@@ -106,15 +108,13 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
 
 
 class _Candidate(NamedTuple):
-    """A combination, its measured speed, and the devices that it ran on."""
-
     name: str
     wps: float
     experiment: Experiment
     device: ExpectedDevices
     """Device of the run. A CPU's name includes the number of threads per worker, because its rates depend on that number."""
     matmul_rate: dict[str, float]
-    """On a CPU: ROUGH x the measured matmul rate, under the `CPUSpeed` key for the run's dtype. Empty for a GPU."""
+    """Initial matmul rate of a CPU, such as {'fp32_tflops': 0.4}: ROUGH x the rate that the run measured. Empty for a GPU."""
 
 
 def _candidate(name: str, row: Row) -> _Candidate:

@@ -1,9 +1,9 @@
 """
-Fits a device's constants to measured runs. Speeds are predicted from these constants.
+Fits the constants of a device, such as its matmul efficiency, so that predicted speeds match measured runs.
 
-Replaying a run's trace with given constants predicts the run's words per second. The fit is the maximum a posteriori estimate,
-found by `scipy.optimize.least_squares`. The prior of each constant is log-normal around its present value, and measured speeds
-have log-normal noise. So a constant that affects no run keeps its value.
+A run's speed is predicted by replaying its trace (the operators and collectives of a step) with the device's constants. The fit
+is the maximum a posteriori estimate, found by `scipy.optimize.least_squares`. Each constant has a log-normal prior around its
+value before the fit. Measured speeds have log-normal noise. A constant that affects no run keeps its value.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.predict import Workload
 
 NOISE_OF_GPU, NOISE_OF_CPU = 0.02, 0.05
-"""Standard deviation of the logarithm of a measured speed. It also covers errors of the prediction."""
+"""Assumed standard deviation of log(predicted speed / measured speed). It covers measurement noise and prediction errors."""
 
 
 class FittedConstant(NamedTuple):
-    """Constant to fit."""
+    """A constant of the `hardware` option that the fit may change."""
 
     key: str
-    """Dotted key within the hardware option."""
+    """Key within the `hardware` section, such as efficiency.matmul."""
     unknown: float
-    """Standard deviation of the constant's logarithm before the fit."""
+    """Uncertainty before the fit: the standard deviation of the constant's logarithm."""
     most: float = math.inf
     """Largest value that the constant can take."""
     coupled: str = ""
@@ -52,13 +52,13 @@ OF_CPU = (
     FittedConstant("speed.collective_s", 1.0),
     FittedConstant("speed.jitter", 1.0),
 )
-"""Constants to fit. `Fitted.ratio_unknown` requires that the first two are the matmul speed and the memory speed."""
+"""Constants to fit. The first two must be the matmul speed and the memory speed, because `Fitted.ratio_unknown` relates them."""
 TOLD_APART = 0.5
-"""Limit of `Fitted.ratio_unknown`. Above it, the runs cannot separate matmul speed from memory bandwidth."""
+"""Largest `Fitted.ratio_unknown` at which the runs still separate matmul speed from memory bandwidth."""
 
 
 class MeasuredRun(NamedTuple):
-    """A combination with a measured speed."""
+    """A combination of settings with its traced workload and its measured speed."""
 
     name: str
     workload: Workload
@@ -76,9 +76,9 @@ class Fitted(NamedTuple):
     hardware: GPU | CPU
     """Device with the fitted constants."""
     unknown: dict[str, float]
-    """Uncertainty left by the fit, by key: standard deviation of the constant's logarithm after the fit / before the fit."""
+    """Remaining uncertainty, keyed by constant: standard deviation of the constant's logarithm after the fit / before the fit."""
     ratio_unknown: float
-    """Uncertainty left in (matmul speed / memory speed). This ratio decides how much compiling speeds up a run."""
+    """Remaining share of the uncertainty of (matmul speed / memory speed). This ratio decides how much compiling helps."""
 
     @property
     def tells_apart(self) -> bool:
@@ -87,7 +87,7 @@ class Fitted(NamedTuple):
 
 
 def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None = None) -> Fitted:
-    """Fit a device's constants, starting at the values of `near`. Raise ConfigError if a run needs an unknown rate."""
+    """Fit a device's constants. near: initial values, by default `hardware`. Raise ConfigError if a run needs an unknown rate."""
     noise = NOISE_OF_GPU if isinstance(hardware, GPU) else NOISE_OF_CPU
     constants = _constants(hardware)
     priors = np.array([each.unknown for each in constants])
@@ -96,7 +96,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
         return scaled(hardware, {each.key: math.exp(x) for each, x in zip(constants, logarithms, strict=True)})
 
     def residuals(logarithms: Any) -> Any:
-        """Return log(predicted / measured) per run and log(factor) per constant, in standard deviations, [runs + constants]."""
+        """Return one array [runs + constants]: log(predicted / measured speed) and log(factor), each in standard deviations."""
         device = with_factors(logarithms)
         errors = [math.log(each.workload.wps(device) / each.wps) for each in runs]
         return np.concatenate([np.array(errors) / noise, logarithms / priors])
@@ -118,7 +118,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
 
 
 def leave_one_out_errors(hardware: GPU | CPU, runs: Sequence[MeasuredRun], fitted: Fitted) -> list[float]:
-    """Return each run's error in percent with constants fitted to all other runs. Fits start at `fitted`, the fit to all runs."""
+    """Return each run's prediction error in percent, with constants fitted to the other runs. fitted: the fit to all runs."""
     others = ([*runs[:i], *runs[i + 1 :]] for i in range(len(runs)))
     return [
         run.error_pct(fit(hardware, rest, fitted.hardware).hardware) for run, rest in zip(runs, others, strict=True)
@@ -126,14 +126,14 @@ def leave_one_out_errors(hardware: GPU | CPU, runs: Sequence[MeasuredRun], fitte
 
 
 def constant(hardware: GPU | CPU, key: str) -> float:
-    """Return the constant at a dotted key of the hardware option. The constant must be known."""
+    """Return a constant of the `hardware` option, given its key, such as efficiency.matmul. The constant must be known."""
     return float(attrgetter(key)(hardware))
 
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
     """
-    Return a copy of `hardware` with each constant multiplied by its factor, but not above its `most`. If a coupled constant
-    has no factor of its own, use the factor of the constant it is coupled to.
+    Return a copy of `hardware` with constants multiplied by `factors`, which are keyed by constant. No constant exceeds its
+    `most`. A coupled constant without a factor of its own gets the factor of the constant that it is coupled to.
     """
     for each in (*OF_GPU, *OF_CPU):
         for key in filter(None, (each.key, each.coupled)):
@@ -146,7 +146,7 @@ def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
 
 
 def _constants(hardware: GPU | CPU) -> list[FittedConstant]:
-    """Return the constants to fit. Leave out zero constants. If a constant is unknown, fit its `coupled` constant instead."""
+    """Return the constants to fit. Leave out constants that are zero. Replace an unknown constant by the one coupled to it."""
     known = (
         each if attrgetter(each.key)(hardware) is not None else each._replace(key=each.coupled)
         for each in (OF_GPU if isinstance(hardware, GPU) else OF_CPU)

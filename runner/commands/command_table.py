@@ -209,4 +209,4 @@ _COMMANDS = (
 )
 
 COMMANDS = {command.verb: command for command in _COMMANDS}
-"""Declarations by verb, in the order of `meshrunner --help`."""
+"""The declaration of each verb, keyed by verb, in the order of `meshrunner --help`."""

@@ -1,4 +1,4 @@
-"""The record types of the command table: plain classes, because `dataclasses` and `typing` would slow down `--help`."""
+"""Classes that declare verbs, arguments and options. Importing `dataclasses` would slow down `--help`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Argument:
-    """A positional argument. `name`: attribute that gets its value. `any`: zero or more values; `several`: one or more values."""
+    """A positional argument. name: attribute that gets the value. number: `any` is zero or more, `several` one or more."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class Argument:
 
 class Flag:
     """
-    An option. Hydra parses it if `hydra` is true; otherwise meshrunner does.
+    An option of a verb, such as `--html FILE`. Hydra parses the option if `hydra` is true; otherwise meshrunner does.
 
-    The last of `flags` is the longest. `metavar` names the value in help texts. It is empty if the option takes no value, and
-    `[NAME]` if the value may be omitted. If `repeats`, the option may be given several times and its value is a list. At most
-    one of a verb's `exclusive` options may be given.
+    flags: spellings, the longest last. metavar: name of the value in help texts; empty if the option takes no value, `[NAME]`
+    if the value may be omitted. repeats: whether the option may be given several times, so that its value is a list.
+    exclusive: at most one of a verb's exclusive options may be given.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class Command:
     """
     A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`.
 
-    A verb that takes Hydra overrides can be called with overrides or `arguments`, but not both. `fails_if` explains exit status
-    1; it is empty if the verb never returns 1. If `executes`, the verb writes run directories; otherwise it only prints results.
+    A verb that takes Hydra overrides accepts overrides or `arguments`, but not both. fails_if: the reason for exit status 1;
+    empty if the verb never returns 1. executes: whether the verb writes run directories instead of only printing results.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
                 target.add_argument(*option.flags, action="store_true")
 
     def with_values(self, arguments: Iterable[str]) -> list[str]:
-        """Return `--sort -mfu` as `--sort=-mfu`. argparse would take a value that begins with one dash for an option."""
+        """Return `--sort -mfu` as `--sort=-mfu`. Otherwise argparse would treat the value `-mfu` as an option."""
         flags = {flag for option in self.own if option.metavar for flag in option.flags}
         found: list[str] = []
         for word in arguments:

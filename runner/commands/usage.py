@@ -1,4 +1,4 @@
-"""Help texts of the command line: the list of verbs, and a page for each verb. The texts are as wide as the terminal."""
+"""Format the help texts of the command line: the list of verbs (subcommands such as `plan`), and a page for each verb."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def describe(command: Command) -> str:
 
 
 def usage_lines(command: Command) -> Iterator[str]:
-    """Yield the usage lines of a verb, one line for each form of its arguments."""
+    """Yield the usage lines of a verb. `submit [OVERRIDES] | DIR` has two: one with [OVERRIDES] and one with DIR."""
     begin = "usage:"
     for form in command.synopsis.removeprefix(command.verb).split(" | "):
         options = " [OPTIONS]" if command.own_options else ""

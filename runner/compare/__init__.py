@@ -1,4 +1,4 @@
-"""Compare run directories: find the settings that vary, make a row per combination, and compare speeds and losses.
+"""Compare the speeds and losses of runs. Runs with the same settings share one row of the comparison.
 
-The result is a table, JSON, CSV or a page. It is computed from files, without importing torch or executing user code.
+The comparison is a table, JSON, CSV or an HTML page. It is computed from files, without torch and without user code.
 """

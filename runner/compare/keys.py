@@ -1,4 +1,4 @@
-"""Find the settings that vary between runs, and name the settings as users do."""
+"""Find the settings and facts that differ between runs. A fact is no setting, but can affect speed: the torch version."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.rundir import key_of
 
 MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
-"""Effects that can change a measurement. Runs that differ in a key with such an effect are not repeats of each other."""
+"""Effects of a setting that can change a measurement. Repeats of a run agree in every setting with such an effect."""
 
 FOLLOWS = {"optimizer.lr": "model"}
-"""The chosen model determines the default of optimizer.lr. `Keys` therefore treats optimizer.lr as a key of the group `model`."""
+"""Keys whose default depends on a group. Runs of different models need no column for the default learning rates."""
 
 
 def _text_hash(run: Run) -> str | None:
-    """Return a short hash of the tokenizer and of the beginning of the text, or None if the run's data is not text."""
+    """Return one short hash of the tokenizer and the beginning of the training text; None if the data is not text."""
     data = run.summary.data or {}
     if not {"tokenizer_hash", "beginning_hash"} <= data.keys():
         return None
@@ -37,7 +37,7 @@ FACTS: dict[str, Callable[[Run], Any]] = {
     "meshrunner": lambda run: run.environment.packages.get("meshrunner"),
     "commit": lambda run: (run.environment.git_commit or "")[:8] or None,
 }
-"""Title of each fact about a run, and function that reads it. Facts affect measurements but are not in the configuration."""
+"""Functions that read a fact about a run, keyed by the title of the fact. Facts are no settings, but can affect measurements."""
 
 
 def text(value: Any) -> str:
@@ -46,7 +46,7 @@ def text(value: Any) -> str:
 
 
 def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
-    """Join the first `most` names and count the remaining names: `fsdp1, fsdp2 and 3 more`."""
+    """Join the first `most` names, and say how many names are left out: `fsdp1, fsdp2 and 3 more`."""
     return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -58,10 +58,11 @@ def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 class Keys:
     """
-    The settings that vary between runs: groups in which runs chose different options, single keys, and facts (device, versions).
+    The settings and facts that vary between runs. `names` lists them. They become the columns that identify a row.
 
-    A key inside a varying group is in `names` only if the user set it, or if two runs that chose the same option differ in it.
-    A fact is in `names` if two runs with equal settings differ in it. Other facts that vary are mentioned in `remarks`.
+    A group such as `parallelism` is listed if runs chose different options. A key of a varying group is listed only if a user
+    typed it, or if two runs with the same option have different values. A fact is listed if two runs with equal settings
+    differ in it. `remarks` has a sentence for each other fact that varies, except world_size.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -103,28 +104,28 @@ class Keys:
         self.names = [*shown, *self._facts]
 
     def of(self, run: Run) -> dict[str, Any]:
-        """Return the varying keys of a run and their values."""
+        """Return the values of a run for the keys in `names`. Leave out keys that the run does not have."""
         added: dict[str, Any] = {group: _option(run, group) for group in self._groups}
         added |= {fact: of(run) for fact, of in self._facts.items()}
         found = self._flat[run.path] | {name: value for name, value in added.items() if value is not None}
         return {name: found[name] for name in self.names if name in found}
 
     def identity(self, run: Run) -> str:
-        """Return a string that two runs share if and only if the runs are repeats of each other."""
+        """Return a text that is equal for repeats of one run and different for all other runs."""
         if not run.config:
             return str(run.path)
         return "".join([self._settings[run.path], *(f"\n{text(of(run))}" for of in self._facts.values())])
 
 
 def _option(run: Run, group: str) -> str | None:
-    """Return the name of the option that a run chose in a group, or the option's kind if no name is recorded."""
+    """Return the option that a run chose in a group: its name such as `llama3_8b`, or its kind if the name is not recorded."""
     section = run.config.get(group)
     kind = section.get("kind") if isinstance(section, dict) else None
     return run.choices.get(group, kind if isinstance(kind, str) else None)
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys that differ between configurations, in order of appearance. A missing key counts as a difference."""
+    """Return the keys whose values differ between configurations, and the keys that only some configurations have."""
     names = dict.fromkeys(key for config in configs for key in config)
     return [name for name in names if _differ((None, config.get(name, ...)) for config in configs)]
 

@@ -1,4 +1,4 @@
-"""Compare the losses and gradient norms of two runs, or of two groups of runs, step by step."""
+"""Compare the curves (losses and gradient norms) of a row, a group of runs with equal settings, with those of its baseline."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from meshrunner.runner.figures import figure_of, number
 
 LOSS, NORM = "train/loss", "train/grad_norm"
 TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4}, "bf16": {LOSS: 1e-2, NORM: 5e-2}}
-"""Largest relative difference at which two runs agree, for each precision and curve. Layouts sum in different orders and
-therefore differ slightly. The rounding step of bf16 is 2^-8 = 3.9e-3. Gradient norms drift apart more than losses do. The bf16
-tolerances also apply to TF32, and to an fp32 run that is compared with a bf16 run."""
+"""Largest relative difference at which two curves agree, for each precision. Even correct runs differ slightly, because each
+parallelism sums in another order. Rounding to bf16 changes a number by up to 2^-8 = 3.9e-3 of its value. Gradient norms differ
+more than losses do. The bf16 tolerances also apply to TF32, and to an fp32 run that is compared with a bf16 run."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Parity:
     """The verdict on whether the curves of a row agree with those of its baseline."""
 
     kind: str
-    """`identical`, `agrees`, `within seeds`, `differs` or `different data`; empty if the curves cannot be compared."""
+    """`identical`, `agrees`, `within seeds` or `differs` (see `verdict`), `different data`; "" if curves are not comparable."""
     difference: float | None = None
-    """Largest relative difference at any step; None if it is infinite or was not computed. If `kind` is `differs`, this is the
-    difference of `curve`; if `kind` is `within seeds`, of the mean losses; otherwise of the losses."""
+    """Largest relative difference at any step; None if it is infinite or was not computed. Verdict `differs` compares the values
+    of `curve`, verdict `within seeds` the losses averaged over seeds, and every other verdict the losses."""
     curve: str = ""
-    """Title of the curve that exceeds its tolerance first; empty unless `kind` is `differs`."""
+    """Title of the first curve that differs by more than TOLERANCE: loss or gradient norm; "" unless `kind` is `differs`."""
     step: int | None = None
-    """First step at which `curve` exceeds its tolerance; None unless `kind` is `differs`."""
+    """First step at which `curve` differs by more than TOLERANCE; None unless `kind` is `differs`."""
     why: str = ""
     """Reason why `kind` is empty or `different data`; otherwise empty."""
 
@@ -55,8 +55,8 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
     Compare each completed run of a row with a completed run of its baseline that has the same seed.
 
     `identical`: every loss and gradient norm is equal, bit by bit. `agrees`: every difference is within TOLERANCE.
-    `within seeds`: a difference exceeds TOLERANCE, but row and baseline share at least REPEATS seeds, and at every step
-    their mean losses differ by at most the standard deviation of the baseline's loss between seeds.
+    `within seeds`: a difference exceeds TOLERANCE, but row and baseline share at least REPEATS seeds. At every step, their
+    losses averaged over these seeds differ by at most the standard deviation of the baseline's loss between seeds.
     """
     mine, theirs = _by_seed(runs), _by_seed(baseline)
     seeds = [seed for seed in mine if seed in theirs]
@@ -140,7 +140,7 @@ def relative(a: float | None, b: float | None) -> float:
 
 
 def _within_seeds(mine: Sequence[Sequence[Run]], theirs: Sequence[Sequence[Run]]) -> Parity | None:
-    """Return the verdict `within seeds`, or None if mean losses differ too much. `mine[i]` and `theirs[i]` share a seed."""
+    """Return verdict `within seeds`, or None if mean losses differ too much. `mine[i]` and `theirs[i]` are runs of one seed."""
     sides = [[[_curve(run, LOSS) for run in runs] for runs in seeds] for seeds in (mine, theirs)]
     largest = 0.0
     for step in sorted(set[int].intersection(*(set(curve) for side in sides for seed in side for curve in seed))):

@@ -1,4 +1,4 @@
-"""Choose and sort the rows of a comparison: `--where parallelism=fsdp2`, `--sort mfu`, `--top 10`."""
+"""Choose and sort the rows of a comparison (one per combination of settings): `--where parallelism=fsdp2 --sort mfu --top 10`."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ LISTED = 12
 
 
 class Field(NamedTuple):
-    """A property by which rows are chosen and sorted: a setting, the state, or a figure."""
+    """A property of rows that `--where` and `--sort` accept: a setting, the state, or a figure (a measured number)."""
 
     values: Sequence[Sequence[Any]]
-    """Values of each row. A row that merges several runs may have several values."""
+    """One list of values per row. For the state, the list has an item for each run of the row; otherwise it has one item."""
     open: bool = False
-    """Whether `--where` may name a value that no row has, such as state=oom. For other fields, such a condition is an error."""
+    """Whether `--where` may name a value that no row has, such as state=oom. If False, such a value is an error."""
     better: str = ""
-    """Whether `high` or `low` values of a figure are better. Better values are sorted first. Empty for other fields."""
+    """`high` if high values of a figure are better, `low` if low values are better, "" for a setting or the state."""
     constant: bool = False
-    """Whether the field is a setting but no varying key. A short name means such a setting only if no other field fits."""
+    """Whether the field is a setting without a column in the table. A name such as `lr` prefers fields that have a column."""
 
 
 class Filter(NamedTuple):
@@ -53,13 +53,13 @@ class Filter(NamedTuple):
     """Values to compare with: one number for `<`, `<=`, `>` and `>=`, or one or more alternatives for `=` and `!=`."""
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return whether at least one value meets the condition, or, for `!=`, whether all values do."""
+        """Return whether a row with these values meets the condition: at least one value must meet it, or all values for `!=`."""
         if order := ORDERS.get(self.operator):
             return any(order(found, self.given[0]) for value in values if (found := number(value)) is not None)
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if the condition names a value not in `values`, or uses `<` or `>` and no value is a number."""
+        """Raise ConfigError if `values` lacks a value that the condition names, or has no number for `<`, `<=`, `>` or `>=`."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):
@@ -74,7 +74,7 @@ class Filter(NamedTuple):
 
 
 def _is(value: Any, given: Any) -> bool:
-    """Return whether `value` equals the user's `given`. 1e-3 equals 0.001; `null` equals null and the name "null"."""
+    """Return whether a row's value equals the value that the user typed. `1e-3` equals 0.001; `null` equals None and "null"."""
     return same_value(value, given) or (isinstance(value, str) and value == text(given))
 
 
@@ -97,7 +97,7 @@ def named(name: str, fields: Mapping[str, Field], option: str) -> str:
     """
     Return the full name of a field, given its full name or its last part. Raise ConfigError if `name` is unknown or ambiguous.
 
-    If several fields share the last part, varying keys take precedence over constants, and measured figures over predictions.
+    If several fields end in `name`, prefer fields with a column in the table, and measured figures to predicted figures.
     """
     if name in fields:
         return name
@@ -155,7 +155,7 @@ def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[i
 def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
-    """Select at most `top` rows that meet all conditions, sorted by `sort` or by speed. Raise ConfigError if no row fits."""
+    """Keep the first `top` rows (by `sort`, or else by speed) that meet all conditions. Raise ConfigError if there is none."""
     fields, rows = _fields(comparison), comparison.rows
     if top is not None and top < 1:
         raise ConfigError(f"--top: expected a number of at least 1, got {top}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Return the findings, the aligned table and the lines below the table as Markdown."""
+    """Return a comparison as Markdown: sentences that summarise it, the aligned table, and explanations."""
     below = [*legend(comparison), *comparison.remarks, *reasons(comparison)]
     below += [f"{title}: {value}" for title, value in facts(comparison).items()]
     blocks = [
@@ -71,10 +71,10 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 
 def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> list[list[Column]]:
     """
-    Split a table into parts of at most `width` characters. If a split is needed, each part begins with a column of row numbers.
+    Split the columns of a table that is wider than `width` characters into several tables. Each begins with row numbers.
 
-    The first `keys` columns name a row and are repeated in every part. If they would fill most of the width, repeat `label`
-    instead. This column holds short names of the rows.
+    The first `keys` columns identify a row, so each table repeats them. If these columns fill more than 3/5 of the width, the
+    column `label`, with short names of the rows, is repeated instead.
     """
 
     def needed(columns: Sequence[Column]) -> int:

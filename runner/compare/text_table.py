@@ -33,7 +33,7 @@ def _cell(text: str) -> str:
 
 
 def fitted(text: str, width: int) -> str:
-    """Shorten text to `width` characters by cutting out its middle, because names of runs differ at beginnings and ends."""
+    """Shorten text to `width` characters. Cut out its middle, because names of runs differ at their beginnings and ends."""
     if len(text) <= width:
         return text
     end = width // 3

@@ -1,1 +1,1 @@
-"""Turn the command line and YAML into a checked `Experiment`, and find the devices of this node."""
+"""Turn the command line and YAML files into an `Experiment`, the checked configuration of a run. Find this node's devices."""

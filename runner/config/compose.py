@@ -1,5 +1,5 @@
 """
-Compose the command line and `conf/` into one configuration with Hydra.
+Combine the overrides on the command line and the YAML files in `conf/` into one configuration with Hydra.
 
 This module calls Hydra's `Hydra` class directly. `@hydra.main` would swallow errors, and would create the run directory before
 the configuration is checked. Hydra's public compose API supports neither sweepers nor `--cfg` nor tab completion.
@@ -53,16 +53,16 @@ class Composed:
     """A configuration, its run directory, and the overrides from which it was composed."""
 
     config: dict[str, Any]
-    """The resolved configuration, without Hydra's section."""
+    """The configuration without its section `hydra`. All interpolations are resolved."""
     run_dir: Path
     overrides: dict[str, Any]
-    """Overrides that the user typed (`task`), and the chosen option of each group (`choices`)."""
+    """Two entries: `task` lists the overrides that the user typed, `choices` maps each group to the chosen option."""
     launcher: dict[str, Any] = field(default_factory=dict)
     """The resolved `hydra.launcher`."""
 
 
 class Composer:
-    """Hydra, set up for one command line. For invalid overrides, its methods raise ConfigError or Hydra's own exceptions."""
+    """Hydra, set up for one command line. Its methods raise ConfigError or an exception of Hydra if an override is invalid."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         select_behaviour()
@@ -103,7 +103,7 @@ class Composer:
         return True
 
     def helped(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return the configuration and Hydra's section for --help. Return None without --help or if the user changed its text."""
+        """Return the configuration and its section `hydra` for --help; None without --help or if the user changed its text."""
         if not self.args.help or self.args.hydra_help:
             return None
         mode = RunMode.MULTIRUN if self.args.multirun else RunMode.RUN
@@ -132,7 +132,7 @@ class Composer:
         return composed
 
     def compose_sweep(self) -> DictConfig:
-        """Compose the configuration shared by all combinations of a sweep, including Hydra's section."""
+        """Compose the configuration of a sweep, including its section `hydra`. Keys that the sweep varies keep their defaults."""
         config = self._compose(RunMode.MULTIRUN)
         refuse(config, sweep=True)
         # Refuse secrets before Hydra's sweeper copies the values into the overrides of each job.
@@ -148,7 +148,7 @@ class Composer:
         return config
 
     def sweep(self, config: DictConfig, ended: Callable[[Any], object]) -> None:
-        """Run the sweeper. It passes jobs to the launcher in batches, and the launcher calls `ended` after each batch."""
+        """Run Hydra's sweeper. It passes batches of jobs to the launcher, and the launcher calls `ended` after each batch."""
         # Hydra.multirun would compose the configuration again and put a later time into the directory's name.
         callbacks = Callbacks(config)
         callbacks.on_multirun_start(config=config, config_name=self.given["config_name"])
@@ -168,7 +168,7 @@ class Composer:
         return [list(overrides) for overrides in combinations]
 
     def _compose(self, mode: RunMode) -> DictConfig:
-        """Compose the configuration, including Hydra's section; raise ConfigError if the launcher is not meshrunner's."""
+        """Compose the configuration, including its section `hydra`; raise ConfigError if the launcher is not meshrunner's."""
         with faults_of_hydra():
             try:
                 config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
@@ -187,7 +187,7 @@ class Composer:
 
 
 def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
-    """Resolve a composed configuration and remove Hydra's section. If `run_dir` is None, use `hydra.run.dir`."""
+    """Resolve the interpolations in a configuration and remove its section `hydra`. If `run_dir` is None, use `hydra.run.dir`."""
     task = _task(config)
     if missing := sorted(OmegaConf.missing_keys(task)):
         raise ConfigError("these keys need a value (they are ??? in YAML): " + ", ".join(missing))
@@ -205,7 +205,7 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
 
 
 def _task(config: DictConfig) -> DictConfig:
-    """Return a composed configuration without Hydra's section. Interpolations in it may still refer to Hydra's section."""
+    """Return a configuration without its section `hydra`. Its values may still refer to this section: `${hydra:job.num}`."""
     setup_globals()
     HydraConfig.instance().set_config(config)
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
@@ -218,7 +218,7 @@ def _of_grid(config: DictConfig) -> list[str]:
 
 
 def typed(overrides: ListConfig) -> list[str]:
-    """Return the recorded overrides without resolving them: in `seed=1,2 micro_batch=${seed}`, ${seed} differs between jobs."""
+    """Return recorded overrides without resolving interpolations: in `seed=1,2 steps=${seed}`, ${seed} differs between jobs."""
     found: Any = OmegaConf.to_container(overrides, resolve=False)  # iterating would resolve ${seed} once for all jobs
     return [str(override) for override in found]
 

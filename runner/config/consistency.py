@@ -1,4 +1,4 @@
-"""Check that the settings of an experiment work together and on its devices."""
+"""Check that the settings of an experiment fit each other and its devices. A unit is a module that FSDP gathers as a whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fit(experiment: Experiment, workers: int) -> None:
-    """If settings conflict with each other or with `workers` (per node), raise an Incompatible that lists all conflicts."""
+    """Raise Incompatible with a list of all conflicts between settings, or between settings and the `workers` of each node."""
     layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
     found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
@@ -39,10 +39,10 @@ def fit(experiment: Experiment, workers: int) -> None:
 
 def remarks(experiment: Experiment) -> list[str]:
     """
-    Return a warning for each setting that works but may not be intended.
+    Return a warning for each setting that is valid but has no effect, hides a figure, or costs speed or precision.
 
     Raise ConfigError if a setting names an unknown parameter or module, or if FSDP units are invalid. Import torch and build
-    the model on the meta device only if a setting depends on names of parameters or modules.
+    the model on the meta device only if a setting names parameters or modules, or the units need to be checked.
     """
     found = _remarks(experiment) + experiment.lr_schedule.remarks(experiment.steps)
     layout, wrap = experiment.parallelism, experiment.wrap
@@ -61,7 +61,6 @@ def remarks(experiment: Experiment) -> list[str]:
 
 
 def _remarks(experiment: Experiment) -> list[str]:
-    """Return warnings about figures that this run cannot measure, and about settings that cost speed or precision."""
     found = []
     objective, precision = experiment.objective, experiment.precision
     if experiment.measure_after >= experiment.steps:
@@ -88,7 +87,7 @@ def _remarks(experiment: Experiment) -> list[str]:
 
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
-    """Raise ConfigError if forward and backward gather a unit of a recomputed block at different times. torch 2.13 would fail."""
+    """Raise ConfigError if forward and backward gather a unit inside a recomputed block at different times: torch 2.13 fails."""
     from meshrunner.recipes.parallelism.wrap_policy import inside_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint

@@ -1,4 +1,4 @@
-"""Find this node's devices, and the devices that a prediction assumes. Import torch only if a GPU driver exists."""
+"""Find the devices of this node, and the devices that a prediction is for. Import torch only if a GPU driver exists."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the NVIDIA driver and the AMD driver."""
 CORES = "MESHRUNNER_CORES"
-"""Environment variable that limits the number of cores each run may use when several runs share the node."""
+"""Environment variable: the maximum number of CPU cores of a run if several runs share the node."""
 CPU_WORKERS = 2
-"""Default number of workers on a node without GPUs. Two is the minimum for communication."""
+"""Default number of workers on a node without GPUs. A single worker would not communicate."""
 
 
 class ExpectedDevices(NamedTuple):
-    """The devices that a prediction assumes: those that the `hardware` option describes, or else this machine's."""
+    """The devices for which speed and memory are predicted: the GPU that `hardware` describes, or else this machine's devices."""
 
     type: str
     """`cuda` or `cpu`."""
     hardware: GPU | CPU | None
-    """Option with the rates from which the speed is predicted; None if the rates are unknown."""
+    """Configuration of the device, with the rates from which `plan` predicts the speed; None if the rates are unknown."""
     name: str
     memory_gib: float
-    """Memory of one device in GiB; on CPUs, launch.host_memory_gib or else one worker's share of the machine's memory."""
+    """Memory of one device in GiB. On a CPU: launch.host_memory_gib, or else the memory of the machine divided by `workers`."""
     workers: int
     """Number of workers on each node."""
 
@@ -53,14 +53,14 @@ def gpu_count() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """Return the index of each GPU that torch can use, or its UUID if CUDA_VISIBLE_DEVICES lists UUIDs."""
+    """Return the name of each GPU that torch can use: its index or UUID in CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ..."""
     count = gpu_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(count)] if named is None else [each.strip() for each in named.split(",")][:count]
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use. If several runs share the node, return this run's share."""
+    """Return the number of CPU cores that this process may use. `CORES` lowers it if several runs share the node."""
     own = len(os.sched_getaffinity(0))
     return min(own, int(os.environ.get(CORES, own)))
 
@@ -89,7 +89,7 @@ def expected_device_type(hardware: Hardware) -> str:
 
 
 def expected_devices(experiment: Experiment) -> ExpectedDevices:
-    """Return the devices for which to predict an experiment. They may belong to another machine."""
+    """Return the devices for which to predict an experiment. With hardware=h200, this machine needs no H200."""
     hardware, given = experiment.hardware, experiment.launch.workers
     if given != "auto":
         workers = given
@@ -115,7 +115,7 @@ def expected_devices(experiment: Experiment) -> ExpectedDevices:
 
 
 def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevices]:
-    """Build an experiment and find its expected devices; raise ConfigError if they cannot run it."""
+    """Build an experiment and find the devices for its prediction; raise ConfigError if the experiment cannot run on them."""
     experiment = check(config)
     experiment = experiment.on(expected_device_type(experiment.hardware))
     device = expected_devices(experiment)
@@ -124,7 +124,7 @@ def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevice
 
 
 def node_devices(experiment: Experiment) -> NodeDevices:
-    """Return this node's devices for an experiment, with `auto` resolved; raise ConfigError if they cannot run it."""
+    """Return the devices of this node for an experiment; raise ConfigError if the experiment cannot run on them."""
     launch, hardware = experiment.launch, experiment.hardware
     gpus = 0 if isinstance(hardware, CPU) else gpu_count()
     if not isinstance(hardware, CPU | AutoHardware) and not gpus:

@@ -41,7 +41,7 @@ def _known_figure(key: str) -> str:
 
 
 class Launch(Section):
-    """Settings of the workers of a run."""
+    """Settings of the workers, the processes that train the model."""
 
     affects: ClassVar[Affects] = Affects.SPEED
 
@@ -57,11 +57,11 @@ class Launch(Section):
     ]
     """Environment variables of the workers, such as allocator, NCCL and CUDA settings. They override exported variables."""
     bind: Literal["auto", "none"] = "auto"
-    """CPUs that a worker may use; auto: the CPUs in its GPU's NUMA domain if they suffice; none: all CPUs of the node."""
+    """CPUs of a worker; auto: the CPUs close to its GPU (same NUMA domain) if they are at least 2 per worker; none: all CPUs."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
-    """GiB of host memory that a worker may allocate after the recipe starts; null: no limit. Runs that need more end as `oom`."""
+    """GiB of host memory that a worker may allocate after the recipe starts; null: no limit. A run above it ends as `oom`."""
     start_timeout_minutes: Minutes
     """Maximum minutes until the first step is done, compilation included. A run that takes longer ends as `timeout`."""
     timeout_minutes: Minutes
@@ -85,24 +85,24 @@ class Launch(Section):
 
 
 class Sweep(Section):
-    """Settings of a sweep as a whole."""
+    """Settings of a whole sweep: combinations to leave out, repeats, retries."""
 
     affects: ClassVar[Affects] = Affects.SWEEP
 
     exclude: list[str]
     """Combinations to leave out. Each entry lists conditions: `activation_checkpoint=full micro_batch=8,16`."""
     baseline: str | None
-    """Setting that identifies the baseline, such as `parallelism=fsdp1`. The table compares all other rows with it."""
+    """Setting of the baselines, such as `parallelism=fsdp1`. A row is compared with the row that differs only in this setting."""
     repeat: Annotated[int, whole(at_most=1000)]
     """Number of runs per combination. All combinations run once before any is repeated. Repeats show the noise between runs."""
     seeds: Annotated[int, whole(at_most=1000)]
-    """Number of seeds per combination, counting up from `seed`. Differences between the seeds estimate the noise."""
+    """Number of seeds per combination: `seed`, `seed` + 1 and so on. Differences between runs with these seeds show the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
     """Maximum retries of a run that failed or timed out."""
     rerun: list[Literal["completed", "oom", "skipped"]]
-    """Final states of runs that a resumed sweep executes again. The earlier results of these runs are discarded."""
+    """Final states of runs that `meshrunner resume` executes again in a sweep. Earlier results of these runs are discarded."""
     devices: AutoCount
-    """Number of this node's devices that concurrent runs share; auto: all visible GPUs; on CPUs, one run executes at a time."""
+    """Number of devices on this node to divide among concurrent runs; auto: all visible GPUs, or one run at a time on CPUs."""
     fail_fast: bool
     """Stop the sweep at the first run that does not complete."""
     preflight: Annotated[
@@ -110,14 +110,14 @@ class Sweep(Section):
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads `off` as False
         Affects.SWEEP | Affects.DISPLAY,
     ] = "warn"
-    """Before any run begins, warn about runs predicted not to fit in memory, or skip them. On CPUs, `warn` predicts nothing."""
+    """Reaction to runs that are predicted to run out of memory; skip: do not start such runs. On CPUs, `warn` does nothing."""
 
 
 class Experiment(Recipe):
     """A recipe with its hardware, tracker, profiler and launch settings, for a single run or one run of a sweep."""
 
     hardware: Annotated[SerializeAsAny[Hardware], chosen(Hardware)]
-    """Peak FLOP/s, memory and bandwidths of the device. MFU and memory percentages are relative to them."""
+    """Device, with its peak FLOP/s, memory and bandwidths. MFU is relative to the peak, and memory percentages to the memory."""
     tracker: Annotated[SerializeAsAny[Tracker], chosen(Tracker)]
     """Destination of figures in addition to the run directory, such as Weights & Biases."""
     profiler: Annotated[SerializeAsAny[Profiler], chosen(Profiler)]
@@ -127,7 +127,7 @@ class Experiment(Recipe):
     sweep: Sweep
     """Settings of a sweep as a whole: combinations to leave out, repeats, retries."""
     progress: Annotated[Literal["auto", "steps", "runs"], Affects.DISPLAY] = "auto"
-    """Progress output; auto: a live line or table on a terminal, else a line per step of a single run, or per run of a sweep."""
+    """Progress output of a sweep; steps: a line per step; runs: a line per run; auto: a live table on a terminal, else `runs`."""
     log_every: Annotated[AutoCount, Affects.FIGURES]
     """Interval in steps at which metrics are read from all ranks; auto: 1 on CPU, 10 on CUDA. Reading waits for the device."""
     measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]
@@ -138,11 +138,11 @@ class Experiment(Recipe):
         Field(json_schema_extra=lambda schema: schema.update(enum=[*summary_keys()])),
         Affects.SWEEP,
     ]
-    """Key of summary.json that a sweeper optimises."""
+    """Key of summary.json whose value is optimised by a hydra/sweeper that searches. The default sweeper tries all values."""
 
     @property
     def profiled(self) -> ProfiledRun:
-        """Facts about the run that a profiler needs."""
+        """Settings of the run that a profiler needs."""
         return ProfiledRun(self.steps, self.measure_after, self.compile.compiles)
 
     def steps_between_read_outs(self, device_type: str) -> int:
@@ -151,7 +151,7 @@ class Experiment(Recipe):
 
 
 def check(config: dict[str, Any]) -> Experiment:
-    """Build an Experiment, checking each key on its own. Raise ConfigError for wrong keys, NotImported for a missing class."""
+    """Build an Experiment. Check each key on its own. Raise ConfigError for wrong keys, NotImported for a missing class."""
     try:
         return Experiment.model_validate(config)
     except ValidationError as error:
@@ -162,7 +162,7 @@ def check(config: dict[str, Any]) -> Experiment:
 
 
 def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:
-    """Return the keys that exist at a configuration path. An error message suggests one of them in place of an unknown key."""
+    """Return the keys of the section at a path such as ("launch",), for `Did you mean ...?` after an unknown key."""
     here: Any = Experiment
     for part in loc:
         field = here.model_fields.get(str(part)) if isinstance(here, type) and issubclass(here, BaseModel) else None

@@ -18,13 +18,13 @@ class PeakFlops(Section):
     tf32: float | None = Field(gt=0)
     """Rate of fp32 tensors multiplied as TF32 (precision.matmul=high), in TFLOP/s."""
     bf16: float | None = Field(gt=0)
-    """Rate of bf16 (and fp16) tensor cores, in TFLOP/s."""
+    """Rate of bf16 (and fp16) matmuls on tensor cores, in TFLOP/s."""
     fp8: float | None = Field(gt=0)
-    """Rate of float8 tensor cores, in TFLOP/s."""
+    """Rate of float8 matmuls on tensor cores, in TFLOP/s."""
 
 
 class Efficiency(Section):
-    """Fractions of the data sheet's rates that programs reach, and fixed times. `plan` predicts speeds from these constants."""
+    """Constants from which `plan` predicts speeds: fractions of the data sheet's rates that kernels reach, and fixed times."""
 
     matmul: float = Field(gt=0, le=1)
     """Fraction of the peak rate that matmuls reach."""
@@ -35,7 +35,7 @@ class Efficiency(Section):
     memory: float = Field(gt=0, le=1)
     """Fraction of the memory bandwidth that elementwise operators reach."""
     contention: float = Field(ge=0, le=1)
-    """Seconds that compute loses per second in which communication overlaps it."""
+    """Slowdown of compute by communication: seconds that compute loses per second in which the two overlap."""
     kernel_s: float = Field(ge=0)
     """Fixed time per operator on the device, in seconds."""
     host_s: float = Field(ge=0)
@@ -43,12 +43,12 @@ class Efficiency(Section):
 
 
 class Calibrated(Section):
-    """The measured runs that `meshrunner calibrate` fitted the constants to."""
+    """The quality of a fit by `meshrunner calibrate`, which fits the constants of a device to measured runs."""
 
     runs: Count
-    """Number of measured combinations."""
+    """Number of measured combinations of settings. Repeats of a combination count once."""
     error_pct: float = Field(ge=0)
-    """Largest error of a predicted speed, in percent. Constants are fitted to all combinations but the predicted one."""
+    """Largest error of a predicted speed, in percent. Each combination is predicted with constants fitted to all the others."""
 
 
 class CPUSpeed(Section):
@@ -65,11 +65,11 @@ class CPUSpeed(Section):
     operator_s: float = Field(ge=0)
     """Fixed time per operator, in seconds."""
     link_bandwidth: float = Field(gt=0)
-    """Bandwidth of collectives in GB/s, counting the bytes of the unsharded tensor."""
+    """Bandwidth of collectives in GB/s: bytes of the unsharded tensor divided by the time of an all-gather."""
     collective_s: float = Field(ge=0)
     """Latency of a collective, in seconds."""
     jitter: float = Field(ge=0)
-    """Standard deviation of a worker's time for one second of work, in seconds. Collectives wait for the slowest worker."""
+    """Standard deviation, in seconds, of the time that one second of work takes. Collectives wait for the slowest worker."""
 
 
 class Hardware(Option):
@@ -82,11 +82,11 @@ class Hardware(Option):
     }
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
-        """Return this option, or for `auto` the option that describes the device; None if the device's rates are unknown."""
+        """Return the rates of a device: this option, or for hardware=auto the matching one in conf/hardware; None if unknown."""
         return self
 
     def peak_tflops(self, rate: str) -> float | None:
-        """Return the peak TFLOP/s of one device for a field of `PeakFlops`; None if the rate is unknown."""
+        """Return the peak TFLOP/s of one device; None if unknown. `rate` is a field of `PeakFlops`, such as `bf16`."""
         return None
 
 
@@ -115,9 +115,9 @@ class GPU(Hardware):
     efficiency: Efficiency = Efficiency.model_construct(  # builds no validator, which would slow down every import
         matmul=0.48, attention=0.36, attention_backward=0.29, memory=0.8, contention=0.1, kernel_s=2e-6, host_s=6e-6
     )
-    """Fractions of this device's rates that programs reach, and fixed times per operator."""
+    """Constants for predicting speeds: fractions of this device's rates that kernels reach, and fixed times per operator."""
     calibrated: Calibrated | None = None
-    """The runs that `meshrunner calibrate` fitted `efficiency` to; null: `efficiency` is not fitted."""
+    """Quality of the fit of `efficiency` by `meshrunner calibrate`; null: `efficiency` is not fitted."""
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
         # Accept any name, because the user chose this option, except the name of a MIG slice: a slice has a lower peak.
@@ -136,7 +136,7 @@ class CPU(Hardware):
     speed: CPUSpeed | None = None
     """Rates that `plan` predicts speeds from; null: `plan` predicts no speed."""
     calibrated: Calibrated | None = None
-    """The runs that `meshrunner calibrate` fitted `speed` to."""
+    """Quality of the fit of `speed` by `meshrunner calibrate`; null: `speed` is not fitted."""
 
 
 class AutoHardware(Hardware):

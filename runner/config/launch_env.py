@@ -1,4 +1,4 @@
-"""Validate `launch.env`, the workers' environment variables, and find the settings of torch's caching allocator."""
+"""Validate the environment variables that `launch.env` sets in workers, and find the settings of torch's caching allocator."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ WITHOUT_EFFECT = {
     "MKL_NUM_THREADS": "set launch.threads",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "set precision.matmul",
 }
-"""Variables to refuse in `launch.env`, with reasons. Workers would not see their values, or would see them too late."""
+"""Variables that `launch.env` refuses because they would have no effect there, each mapped to the reason that users see."""
 OF_THE_LAUNCHER = ("MESHRUNNER_", "WANDB_", "HF_")
-"""Prefixes of variables that the launching process itself reads, such as the settings of caches and trackers."""
+"""Prefixes of variables that `launch.env` refuses because the launching process reads them too, such as paths of caches."""
 THREADS = "OMP_NUM_THREADS"
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Names of the variable that configures torch's caching allocator: the current name, then older ones."""
+"""Names of the variable that configures torch's caching allocator: first the current name, then the older names."""
 ALLOCATOR_DEFAULT = "expandable_segments:True"
-"""Default allocator setting. Segments of fixed size would leave reserved memory that no tensor fits into."""
+"""Allocator setting if the user sets none. Segments that cannot grow leave gaps of reserved memory that fit no tensor."""
 
 
 def as_text(value: Any) -> Any:
@@ -35,7 +35,7 @@ def as_text(value: Any) -> Any:
 
 
 def effective(variables: dict[str, str]) -> dict[str, str]:
-    """Return `variables` unchanged; raise PydanticCustomError if any is secret, invalid, or would have no effect."""
+    """Return the variables of `launch.env` unchanged. Raise PydanticCustomError if one is secret, invalid or without effect."""
     if secret := sorted(filter(is_secret, variables)):
         raise PydanticCustomError(
             "secret", "the name {names} suggests a secret value, and " + WHERE, {"names": ", ".join(secret)}
@@ -54,7 +54,7 @@ def effective(variables: dict[str, str]) -> dict[str, str]:
 
 
 def allocator_variables(own: Mapping[str, str]) -> dict[str, str]:
-    """Return a GPU worker's ALLOCATOR variables: `own` (`launch.env`) if it has any, else exported ones, else the default."""
+    """Return the allocator variables for a GPU worker: those in `own` (launch.env), else the exported ones, else the default."""
     for variables in (own, os.environ):
         if found := {name: variables[name] for name in ALLOCATOR if name in variables}:
             return found
@@ -62,5 +62,5 @@ def allocator_variables(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def allocator_setting(variables: Mapping[str, str]) -> tuple[str, str]:
-    """Return the name and value of the first non-empty ALLOCATOR variable, or two empty strings if all are empty."""
+    """Return the name and value of the first allocator variable with a value, or two empty strings if there is none."""
     return next(((name, text) for name in ALLOCATOR if (text := variables.get(name))), ("", ""))

@@ -1,4 +1,4 @@
-"""Find runs that can be executed, find checkpoints to resume from, and refuse settings that changed since a checkpoint."""
+"""Find a sweep's executable runs and the checkpoint to resume a run from. Refuse settings that changed since the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshrunner.runner.rundir import RESULTS, find_damage, read_config, read_sta
 from meshrunner.runner.rundir.files import is_run
 
 STAY_THE_SAME = Affects.RESULT | Affects.CHANCE | Affects.SWEEP
-"""A key with one of these effects must keep its value when a run resumes. A null `global_batch` takes the checkpoint's value."""
+"""Effects (see `Affects`) of keys whose values must not change between a checkpoint and the run that resumes from it."""
 
 
 class Usable(NamedTuple):
@@ -26,13 +26,13 @@ class Usable(NamedTuple):
 
     run_dirs: list[Path]
     first: Experiment
-    """Experiment of the first of these runs. It also holds the settings of the sweep."""
+    """Experiment of the first run in `run_dirs`. The section `sweep` of this experiment applies to the whole sweep."""
     damaged: int
     """Number of damaged runs, plus 1 if the sweep's own files are damaged. Missing directories are not counted."""
 
 
 def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
-    """Return the runs of a sweep that can be executed, and warn about all others. Raise ConfigError if there are none."""
+    """Return the runs of a sweep that can be executed, and warn about all others. Raise ConfigError if there is no such run."""
     problems = [damage] if (damage := sweep_damage(sweep_dir)) else []
     run_dirs: list[Path] = []
     first: Experiment | None = None
@@ -71,10 +71,10 @@ def fit_continuing(
     experiment: Experiment, run_dir: Path, workers: int, *, force: bool = False
 ) -> tuple[Experiment, StoredCheckpoint | None]:
     """
-    Return `experiment`, changed as needed to resume from a checkpoint, and that checkpoint (None if there is none).
+    Return the experiment to execute and the checkpoint to resume from (None if the run starts at step 1).
 
-    Raise Incompatible as `fit` does. Raise ConfigError if no steps are left, or if keys that affect the result have changed since
-    the checkpoint and `force` is false.
+    A null `global_batch` takes the checkpoint's value. Raise Incompatible if settings conflict (see `fit`). Raise ConfigError if
+    no steps are left. Unless `force`, also raise ConfigError if settings that affect the result have changed.
     """
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:
@@ -103,7 +103,6 @@ def fit_continuing(
 
 
 def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> None:
-    """If keys that affect the result have changed since the checkpoint, raise a ConfigError that names them all."""
     before, now = record.config, experiment.model_dump(mode="json")
     with suppress(ConfigError):
         before = check(before).model_dump(mode="json")  # adds defaults of keys newer than the checkpoint
@@ -121,7 +120,7 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
 
 
 def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
-    """Return whether a completed run has steps left to train. If it has, but has no usable checkpoint, raise ConfigError."""
+    """Return whether `steps` was raised after a run had completed. Raise ConfigError if it was, but no checkpoint is usable."""
     if experiment.steps <= trained:
         return False
     good, warnings = good_checkpoints(run_dir / FOLDER)

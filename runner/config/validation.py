@@ -11,11 +11,11 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean, shortened
 
 Known = Callable[[tuple[int | str, ...]], Iterable[str]]
-"""Function that returns the keys that exist at a configuration path."""
+"""Function from the path of a section, such as `("optimizer",)`, to the keys that exist in this section."""
 
 
 def invalid(error: ValidationError, known: Known, prefix: str = "", keys: Collection[str] = ()) -> ConfigError:
-    """Return one ConfigError that lists all problems. `prefix` precedes each key; `keys` holds the full names of all keys."""
+    """Return one ConfigError that lists all problems in `error`. `prefix` precedes each key. `keys` are full names to suggest."""
     lines = sorted(set(_lines(error.errors(include_url=False), known, prefix, keys)))
     return ConfigError(listed("The configuration is wrong:", lines))
 
@@ -26,7 +26,7 @@ def listed(title: str, lines: Iterable[str]) -> str:
 
 
 def did_you_mean_key(name: str, siblings: Iterable[str], keys: Iterable[str]) -> str:
-    """Return a hint, ` Did you mean optimizer.lr?`, that suggests keys ending with `name`, or else a similar sibling."""
+    """Return a hint such as ` Did you mean optimizer.lr?`. Suggest keys whose last part is `name`, or else a similar sibling."""
     same = [key for key in keys if key == name or key.endswith(f".{name}")]
     return f" Did you mean {' or '.join(same)}?" if same else did_you_mean(name, siblings)
 

@@ -1,4 +1,4 @@
-"""Prepare the data of a run before its workers start. A background process reads large data before the workers need it."""
+"""Prepare the data of a run before its workers start. A background process tokenises large data while the workers train."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshrunner.runner.rundir.files import DATA_LOG, SUMMARY
 
 POLL_S = 0.05
 PRODUCER_GRACE_S = 2.0
-"""Seconds to wait for a producer to exit after it has recorded an error."""
+"""Seconds to wait for the background process to exit after it has recorded an error."""
 
 
 @contextmanager
@@ -29,10 +29,10 @@ def prepare_data(
     experiment: Experiment, run_dir: Path, doing: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
     """
-    Prepare the data that workers need to start. Inside the context, a background process (the producer) reads the other data.
+    Prepare the data that the workers need first. Inside the context, a background process (the producer) prepares the rest.
 
-    If two runs use the same data, the second producer waits until the first ends. Workers of both runs read the finished data.
-    Call `doing` with the current work a few times a second. Raise ConfigError if the data is missing or unusable.
+    If two runs use the same data, the second producer waits until the first has ended, and both runs read the same files.
+    Call `doing` with the name of the current work a few times a second. Raise ConfigError if the data is missing or unusable.
     """
     data = experiment.data
     spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)

@@ -1,4 +1,4 @@
-"""Set the workers' environment variables, and describe versions, devices, variables and `auto` values in environment.json."""
+"""Build the workers' environment variables and the content of environment.json (versions, devices, variables, `auto` values)."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ PACKAGES = (
     "megatron-fsdp",
 )
 RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "SLURM_")
-"""Prefixes of environment variables to record because they may affect measurements."""
+"""Prefixes of the environment variables that environment.json records, because they may affect measurements."""
 
 
 def worker_environment(experiment: Experiment, device_type: str) -> dict[str, str]:
-    """Return the workers' environment variables: those of `launch.env` override exported ones, and both override defaults."""
+    """Return the workers' environment variables. Values in `launch.env` override exported values, and both override defaults."""
     own = experiment.launch.env
     given = dict(os.environ) | own
     defaults = {"TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor")}
@@ -52,7 +52,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
 
 
 def apply_allocator_settings() -> None:
-    """Apply the allocator settings in the environment, which torch may not have read. Raise ConfigError if they are invalid."""
+    """Pass the environment's allocator settings to torch, which may not have read them. Raise ConfigError if they are invalid."""
     import torch
 
     name, settings = launch_env.allocator_setting(os.environ)
@@ -65,7 +65,7 @@ def apply_allocator_settings() -> None:
 
 
 def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> Environment:
-    """Return the content of environment.json, except for the values that `resolved` returns and the CPUs that workers record."""
+    """Return the content of environment.json, without two entries: `resolved`, and `cpus` (which the workers add)."""
     recorded = {name: each for name, each in sorted(variables.items()) if name.startswith(RECORDED)}
     return Environment(
         host=socket.gethostname(),
@@ -82,7 +82,7 @@ def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dic
 
 
 def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
-    """Return the values that replace `auto` or null, by key. `experiment` must be a result of `Experiment.on`."""
+    """Return the values that replace `auto` or null, keyed by configuration key. `experiment` must come from `Experiment.on`."""
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, devices.workers)
     kind = experiment.hardware.kind
     return {

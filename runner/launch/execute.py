@@ -1,4 +1,4 @@
-"""Execute a run directory: claim, prepare, launch, record. The local launcher, `resume` and SLURM jobs call `execute`."""
+"""Execute a run directory: claim it, prepare the data, launch the workers and record the outcome."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ from meshrunner.runner.rundir.files import CONFIG, ENVIRONMENT, ERROR
 from meshrunner.runner.trackers.handle import Trackers
 
 _executions = count()
-"""Counter of the runs that this process has executed."""
 
 
 def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> tuple[Outcome, Summary | None]:
     """
-    Execute a run directory and record its outcome. Return the outcome, and on the first node also the summary.
-
-    Raise ConfigError or AlreadyRunning before anything starts. `force` resumes even after changes that affect the result.
+    Execute a run directory and record the run's outcome. Return the outcome and the summary (None except on the first node).
+    Raise ConfigError for wrong settings, and AlreadyRunning if another process executes the run. If `force`, resume even if
+    settings that affect the result have changed since the checkpoint.
     """
     config = read_config(run_dir)
     try:
@@ -97,7 +96,6 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
 
 
 def _resumes(run_dir: Path, experiment: Experiment) -> str:
-    """Return a clause that says at which step `meshrunner resume` will continue the run."""
     with suppress(ConfigError):  # raised if `checkpoint.load` names no checkpoint
         found, _ = candidates(experiment.checkpoint.load, run_dir / FOLDER)
         if found:
@@ -126,7 +124,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
 
 
 def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]:
-    """Call `run`. Return this node's outcome and, if `run` failed, the exception to raise after the outcome is recorded."""
+    """Call `run` and return its outcome. If `run` raises, return an outcome and the exception, which the caller raises later."""
     try:
         return run(), None
     except Interrupted as error:
@@ -139,8 +137,8 @@ def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Displa
     """
     Write environment.json, prepare the data, launch the workers and return the outcome.
 
-    `continued` is the attempt's experiment with the changes needed to resume from a checkpoint. Raise ConfigError if
-    `same_data` is true and the data has changed since the run last trained on it.
+    `continued` is the experiment with any values that come from the checkpoint. Raise ConfigError if `same_data` is true and the
+    data has changed since the run last trained on it.
     """
     run_dir, experiment, devices = attempt.run_dir, attempt.experiment, attempt.devices
     record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))
@@ -152,7 +150,7 @@ def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Displa
 
 
 def _record(run_dir: Path, experiment: Experiment, outcome: Outcome, *, cold: bool) -> Summary:
-    """Write the final state and the summary; return the summary. If they cannot be written, only warn."""
+    """Write the run's final state and summary, and return the summary. Warn if a file cannot be written."""
     write_error(run_dir, outcome)
     try:
         status = update_status(run_dir, state=outcome.state, reason=outcome.reason, ended=time.time())

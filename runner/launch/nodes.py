@@ -1,4 +1,4 @@
-"""Find this node's rank among a run's nodes, and exchange records with the other nodes through the run directory."""
+"""Find this node's rank among a run's nodes, and exchange heartbeats and outcomes between nodes through the run directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POLL_S = 0.2
 
 
 def this_node(nodes: int) -> Node:
-    """Return the node that this process runs on. If `nodes` is above 1, SLURM's environment variables give the node's rank."""
+    """Return this node's rank and rendezvous in a run on `nodes` nodes. Environment variables give both if `nodes` > 1."""
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, every task is a run of its own
@@ -56,7 +56,7 @@ def this_node(nodes: int) -> Node:
 
 
 def only_this_node(nodes: int) -> None:
-    """Raise Incompatible if a run needs several nodes. Commands that start workers only on this machine call this check."""
+    """Raise Incompatible if a run needs several nodes. Commands call this if they can start workers on this machine only."""
     if nodes > 1:
         raise Incompatible(
             f"launch.nodes({nodes}): this command starts workers on one machine only. Use `meshrunner submit` to run on several "
@@ -72,9 +72,9 @@ def workers_here(experiment: Experiment) -> int:
 
 class Peers:
     """
-    The other nodes of a run. This class is a context manager: inside the context, this node sends heartbeats.
+    The other nodes of a run, seen from this node. Inside this context manager, a thread sends this node's heartbeats.
 
-    Each node writes its heartbeat and its workers' outcome to `logs/node<N>.json`. Single-node runs write no such file.
+    Node N writes its heartbeats and the outcome of its workers to `logs/node<N>.json`. A run on one node writes no such file.
     """
 
     def __init__(self, run_dir: Path, node: Node) -> None:
@@ -98,19 +98,19 @@ class Peers:
             self.publish(gone=True)
 
     def publish(self, **changes: Any) -> None:
-        """Update this node's record, which the other nodes read."""
+        """Write `changes` into this node's file, which the other nodes read."""
         if self.others:
             with self.lock, suppress(OSError):  # on a full disk the other nodes consider this node lost and end the run
                 self.record |= changes
                 self.record.write(node_file(self.run_dir, self.node.rank))
 
     def failed_elsewhere(self) -> bool:
-        """Return whether any other node is lost or has workers that failed."""
+        """Return whether another node is lost or has published an outcome other than `completed`."""
         self._read_peers()
         return any(each.state != "completed" for each in self._outcomes()) or bool(self._lost_nodes())
 
     def agree_on_outcome(self, own: Outcome) -> Outcome:
-        """Publish this node's outcome. After a failure, wait for the other nodes and return the failure that came first."""
+        """Publish this node's outcome. If it is a failure, wait for the other nodes' outcomes and return the earliest failure."""
         if not self.others:
             return own
         mine = NodeOutcome.model_validate(asdict(own) | {"time": time.time()})
@@ -132,7 +132,7 @@ class Peers:
         return own
 
     def wait_for_first_node(self) -> None:
-        """Wait until the first node has finished or is lost. If this node exited first, srun would kill the first node's task."""
+        """Wait until the first node has finished or is lost, because srun would kill the first node's task if this one exited."""
         self._read_peers()
         deadline = time.monotonic() + NODE_LOST_S  # the first node may never have started
         while not self.seen[0][0].gone if 0 in self.seen else time.monotonic() < deadline:
@@ -157,7 +157,7 @@ class Peers:
         return [outcome for found, _ in self.seen.values() if (outcome := found.outcome) is not None]
 
     def _lost_nodes(self, *, include_ended: bool = False) -> list[int]:
-        """Return the ranks of lost nodes. If `include_ended`, include nodes that were lost after they published an outcome."""
+        """Return the ranks of lost nodes. A node that has published its outcome counts as lost only if `include_ended`."""
         now = time.monotonic()
         return [
             rank

@@ -1,4 +1,4 @@
-"""Determine the outcome of a run: after a failure, find the rank that failed first from exit codes, error files and logs."""
+"""Determine the outcome of a run. After a failure, exit codes, error files and logs show which rank failed first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLLATERAL = re.compile(
     r"NCCL.*(abort|remote)|Failed to recv|Socket|Watchdog caught collective operation timeout",
     re.IGNORECASE,
 )
-"""Pattern of error messages from a rank that lost its connection to another rank."""
+"""Pattern of errors of a rank that lost its connection to another rank. Such a failure is collateral, not the first cause."""
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 MACHINE = Path("/proc/vmstat")
@@ -26,7 +26,7 @@ MACHINE = Path("/proc/vmstat")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run, as far as one node knows it."""
+    """The final state of a run and the reason for it, as far as one node knows them."""
 
     state: str
     """Final state of the run, from `rundir.states.FINAL`."""
@@ -42,12 +42,12 @@ class Outcome:
 
 
 def exit_status(state: str) -> int:
-    """Return the exit status of a command that executed a single run, by the run's final state. It is 1 for `oom`."""
+    """Return the exit status of a command whose single run ended in `state`: 0 for `completed`, 1 for `failed` and `oom`."""
     return {"completed": 0, "interrupted": 130, "preempted": 75}.get(state, 1)
 
 
 def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome:
-    """Return the outcome of a hang. `steps[i]` is the last completed step of rank `first + i`, a worker on this node."""
+    """Return the outcome of a run that hung for `minutes`. `steps[i]` is the last step that rank `first + i` completed."""
     # Ranks that wait in a collective are not the cause. The stack of the rank that hangs contains no torch.distributed call.
     key = "timeout_minutes" if min(steps) else "start_timeout_minutes"
     behind = [first + i for i, step in enumerate(steps) if step == min(steps)]
@@ -60,10 +60,10 @@ def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome
 
 def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: bool) -> Outcome:
     """
-    Return the outcome of a failure, including the rank that failed first. `codes` maps failed ranks to exit codes.
+    Return the outcome of a failed run, with the rank that failed first. `codes` maps failed ranks to exit codes.
 
-    Blame a rank killed by a signal other than SIGABRT, or else a rank whose failure is not collateral. The earliest error
-    breaks ties.
+    A rank killed by a signal other than SIGABRT counts as the first. Otherwise, the first is a rank whose failure was not caused
+    by another rank. Among several such ranks, the earliest error decides.
     """
     errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
@@ -95,7 +95,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
 
 
 def _aborted(run_dir: Path, rank: int) -> RankError:
-    """Return the C++ exception that aborted a rank, often from NCCL's watchdog, or an empty record if the log has none."""
+    """Return the C++ exception in a rank's log that aborted the rank, often in NCCL's watchdog; without one, an empty record."""
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):
         return RankError()
@@ -114,7 +114,7 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel killed for lack of memory. Count this cgroup's if possible, else the machine's."""
+    """Return the number of processes that the kernel killed for lack of memory, in this cgroup or else on the whole machine."""
     for counters in (*_cgroup_files(), MACHINE):
         with suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):
@@ -123,7 +123,7 @@ def oom_kills() -> int:
 
 
 def _cgroup_files() -> Iterator[Path]:
-    """Yield files that may count kills, from this cgroup up to the root. A container may see its own cgroup as the root."""
+    """Yield files that may count out-of-memory kills: this cgroup's, then its parents'. A container may have only the root's."""
     with suppress(OSError):
         for line in MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -1,8 +1,8 @@
-"""Requests from SLURM, or from the user's first Ctrl-C, to save a checkpoint and end.
+"""Stop requests: SLURM, or the user's first Ctrl-C, asks a run to save a checkpoint and end.
 
-Clusters differ in which signals they send and to which processes. SIGTERM reaches all processes of SLURM's job steps, but the
-workers and the forkserver ignore it. slurm/run.sbatch asks SLURM to send SIGUSR1 to the batch shell. When it arrives, the shell
-writes a file into the run directory. A run also stops if its parent, SLURM's step daemon, was killed.
+A run in a SLURM job watches for three events, because clusters differ. SLURM sends SIGTERM to all processes of a job step (the
+workers and the forkserver ignore it). Or SLURM sends SIGUSR1 to the batch shell, as slurm/run.sbatch demands, and the shell
+writes a file into the run directory. Or the run's parent process, SLURM's step daemon, is killed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from meshrunner.runner.slurm.client import show_job
 
 CHECK_EVERY_S = 0.5
 NEAR_LIMIT_S = 240.0
-"""If a stop request arrives this many seconds or less before the job's time limit, the limit is considered the cause."""
+"""A stop request that arrives this many seconds or less before the job's time limit is attributed to the limit."""
 
 
 class Preemption:
     """A context manager that detects stop requests. In a SLURM job, it handles the signals STOP_REQUESTS inside the context."""
 
     def __init__(self, run_dir: Path, *, saves: bool = False, stopping: str = "saving a checkpoint") -> None:
-        """Prepare for a run. saves: whether the run saves checkpoints; stopping: the message printed at the first Ctrl-C."""
+        """Prepare for a run. `saves`: whether the run saves checkpoints. `stopping`: text to print at the first Ctrl-C."""
         self.request = run_dir / STOP_REQUEST
         self.saves = saves
         self.stopping = stopping
@@ -68,7 +68,7 @@ class Preemption:
         self._signal = number
 
     def interrupt(self) -> bool:
-        """Ask the workers to save a checkpoint and end, or return False if the run saves none. Safe in a signal handler."""
+        """Ask the workers to save a checkpoint and end. Return False if the run saves none. Signal handlers may call this."""
         if self.shared is None or not self.saves:
             return False
         self.interrupted = True
@@ -76,7 +76,7 @@ class Preemption:
         return True
 
     def poll(self) -> None:
-        """Pass any stop request on to the workers, and tell the user. Raise Interrupted if the SLURM job was cancelled."""
+        """Look for a stop request and pass it on to the workers. Raise Interrupted if the SLURM job was cancelled."""
         if self.interrupted and not self._told:
             self._told = True
             warn(f"{self.stopping}; press Ctrl-C again to stop at once")

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 SPEED = figure_of("perf/wps")
 PROGRESS = ("state", "step", "last WPS", "memory", "left")
-"""Columns that show the progress of a run in a table. `last WPS` is the speed of the last step."""
+"""Columns that show a run's progress in a table of runs. `last WPS` is the speed of the last step."""
 YIELDING = ("last WPS", "median WPS", "memory")
-"""Columns that are omitted on a narrow terminal: first `memory`, then `median WPS`, then `last WPS`."""
+"""Columns that `run_table` omits on a narrow terminal: first `memory`, then `median WPS`, then `last WPS`."""
 NAME_ROOM, SHORTEST_NAME = 20, 8
-"""Columns in YIELDING are omitted until run names have NAME_ROOM characters. Names always have at least SHORTEST_NAME."""
+"""Characters for run names: `run_table` omits columns until names get NAME_ROOM. Names never get fewer than SHORTEST_NAME."""
 LEAVING = ("norm", "mfu", "memory", "loss")
 """Parts of a run's live line that are omitted on a narrow terminal, in this order."""
 SPINNER = 2
@@ -44,14 +44,14 @@ class Display(Protocol):
         """Return the text to print before messages about the run, or an empty string if only one run is executed."""
 
     def refresh(self, phase: str) -> None:
-        """Show the progress and the phase (empty during steps). Callers call this a few times a second and before slow work."""
+        """Show the progress and `phase`, the name of work outside of steps. Called a few times a second and before slow work."""
 
 
 class ProgressLine:
     """The Display of a single run: a context manager that shows the newest row of events.jsonl and the current phase."""
 
     def __init__(self, steps: int, run_dir: Path) -> None:
-        """Skip the rows that are already in events.jsonl, so that only rows of this attempt are shown."""
+        """Skip the rows that are already in events.jsonl, because an earlier execution of the run wrote them."""
         from rich.live import Live
 
         self.steps = steps
@@ -64,11 +64,10 @@ class ProgressLine:
         self.live = live if self.console.is_terminal else None
         self.printed = 0.0
         self.parts: dict[str, str] = {}
-        """Parts of the newest row's line, by name."""
+        """Parts of the line that shows the newest row, keyed by names such as `loss`."""
         self.shown = ""
-        """The line on the terminal."""
         self.waiting: str | None = None
-        """The newest line if that line is not printed yet, else None."""
+        """The newest plain line if it is not printed yet, else None."""
         self.rows: list[StepRow] = []
         self.stack = ExitStack()
 
@@ -88,7 +87,7 @@ class ProgressLine:
         self.show(self.tail.read(), phase)
 
     def show(self, rows: list[StepRow], phase: str = "") -> None:
-        """Show the phase and `rows`, the rows added since the last call."""
+        """Show `phase`, and `rows`, the rows added to events.jsonl since the last call."""
         if rows:
             self.rows = [*self.rows, *rows][-RECENT:]
             self.parts = self._parts()
@@ -144,7 +143,7 @@ def memory_text(row: Mapping[str, float | None]) -> str:
 
 
 def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
-    """Return a table with a line per run. To fit `width`, shorten the columns in YIELDING, then omit them, then shorten names."""
+    """Return a table with one line per run. To fit `width`, shorten the YIELDING columns, then omit them, then cut names."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -175,7 +174,7 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
-    """Return the cells of PROGRESS that follow `state`. `rows` are the newest rows. `steps` is not an int if it is unknown."""
+    """Return a run's cells for all columns of PROGRESS but `state`. `rows`: the run's newest rows; `steps`: an int if known."""
     if not rows:
         return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
     last, times = rows[-1], [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]

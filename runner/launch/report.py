@@ -1,4 +1,4 @@
-"""Report a single run after its end: print a row with its figures, or the reason why it did not complete."""
+"""Report a single run after its end: print a row of measured figures, and the reason if the run did not complete."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from meshrunner.runner.rundir import Environment, Summary, TraceTable, last_line
 from meshrunner.runner.rundir.files import ENVIRONMENT, TRACE_TABLE, TRACES, rank_log
 
 SHOWN = ("model", "parallelism", "precision")
-"""Groups whose chosen options are shown in the row of a single run."""
+"""Configuration groups whose chosen options are printed with the figures of a run."""
 
 
 def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: bool = True) -> None:
-    """If `row`, print a run's figures to stdout. If the run did not complete, print the reason and the log's end to stderr."""
+    """Print a run's figures to stdout if `row`. Print the reason and the log's end to stderr if the run did not complete."""
     if summary is None:
         return
     if row and (outcome.state == "completed" or summary.figures.get("perf/wps_median") is not None):
@@ -46,7 +46,7 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
 
 
 def row_cells(summary: Summary) -> dict[str, str]:
-    """Return the text of each column of a run's row, by title. Show an unknown median as a dash; omit other unknown figures."""
+    """Return a run's cells, keyed by column title. Show an unknown median as a dash, and omit every other unknown figure."""
     cells = {figure: figure.cell([summary.figures]) for figure in table_figures()}
     medians = {figure for figure in cells if "median" in figure.over_steps and not figure.optional}
     kept = {figure.heading: cell or UNKNOWN for figure, cell in cells.items() if cell or figure in medians}

@@ -1,4 +1,4 @@
-"""Run a worker, the process of one rank. The forkserver forks it; it prepares its device and calls the recipe."""
+"""Run a worker, the process of one rank: prepare the device, join the process group, and call the recipe `pretrain`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ GIB = 2**30
 _kept_alive: list[Any] = []
 """Objects to keep until the process exits: DDP may hang if it is destroyed before its process group."""
 STOPPED_EARLY = 75
-"""Exit code of a worker that stopped before the last step because it was asked to."""
+"""Exit code of a worker that ended before the last step because of a stop request."""
 
 
 def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: dict[str, str], path: list[str]) -> None:
-    """Run a worker process. Unpickle `experiment` only after sys.path is set to `path`: it may hold the user's classes."""
+    """Run a worker process. Set sys.path to `path` before unpickling `experiment`, which may import the user's classes."""
     folder = Path(run_dir)
     forkserver.enter(rank_log(folder, context.rank), environment, path)
     try:
@@ -110,7 +110,7 @@ def _keep_freed_memory() -> None:
 
 
 def _init_process_group(context: WorkerContext, device: torch.device, timeout: timedelta) -> None:
-    """Join the process group. Rank 0 opens the store. If the port is 0, rank 0 picks a free one and shares it with its node."""
+    """Join the process group through a store that rank 0 opens. Rank 0 picks a free port if the port in `context` is 0."""
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -137,7 +137,7 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
 
 
 def _record_cpus(run_dir: Path, context: WorkerContext) -> None:
-    """Record in environment.json, in rank order, the CPUs that each worker may run on."""
+    """Record the CPUs that each worker may run on in environment.json: one list entry per rank."""
     import torch.distributed as dist
 
     everyone = [""] * context.world_size

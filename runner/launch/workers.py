@@ -1,7 +1,7 @@
 """Start the workers of a run on this node and wait until they end. The launcher does not import torch.
 
-torch elastic is not used. If one rank fails, others fail because their collectives lose it ("connection closed by peer"). torch
-elastic reports such a failure as the cause: if a rank ran out of memory, the user would see only a network error.
+torch elastic is not used, because it reports the wrong cause of a failure. If a rank runs out of memory, the collectives of the
+other ranks fail with "connection closed by peer". torch elastic would report this network error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from meshrunner.runner.rundir.files import rank_error
 FAILURE_GRACE_S = 2.0
 """Seconds to wait after the first failure, so that other ranks can report their own failures."""
 KILL_AFTER_S = 5.0
-"""Seconds between END_SIGNAL and SIGKILL."""
+"""Seconds that workers have to end after END_SIGNAL, before they get SIGKILL."""
 POLL_S = 0.1
 
 
@@ -50,7 +50,7 @@ class Attempt:
 
     run_dir: Path
     experiment: Experiment
-    """The experiment as configured. If the run resumes, each worker looks for the checkpoint itself."""
+    """Experiment as configured, without values from a checkpoint. Each worker itself finds the checkpoint to resume from."""
     devices: NodeDevices
     number: int
     """Number of this execution of the run directory, counted from 1."""
@@ -65,10 +65,10 @@ class Attempt:
 
 def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
     """
-    Start this node's workers, wait until they end or another node fails, and return the outcome as this node knows it.
+    Start this node's workers, wait until they end or another node fails, and return the outcome that this node sees.
 
-    Call `poll` a few times a second with the phase of this node's first worker (`recipes.meter.Phase`). If the user
-    interrupts, end the workers and raise Interrupted.
+    Call `poll` a few times a second with the work that this node's first worker does outside of steps, such as "building the
+    model" (`recipes.meter.Phase`). If the user presses Ctrl-C, end the workers and raise Interrupted.
     """
     run_dir, first = attempt.run_dir, attempt.first_rank
     steps, phase = SharedIntegers(attempt.devices.workers), SharedIntegers(1)
@@ -139,7 +139,7 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
 def _watch(
     attempt: Attempt, processes: list[BaseProcess], steps: SharedIntegers, poll: Callable[[], object]
 ) -> float | None:
-    """Wait for the run to end on this node. If a step exceeds its time limit, return the limit in minutes; otherwise None."""
+    """Wait until this node's workers end or must be killed. Return the time limit in minutes if a step exceeded it, else None."""
     settings, preemption = attempt.experiment.launch, attempt.preemption
     seen, since, saved_bytes = list(steps), time.monotonic(), 0
     failed_at: float | None = None
@@ -176,7 +176,7 @@ def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
 
 
 def _terminate(processes: list[BaseProcess]) -> None:
-    """Stop the running processes and wait until they end. Signal them by process id, because the forkserver may be gone."""
+    """Stop the processes that still run, and wait for their end. Signal them by id, because the forkserver may be gone."""
     for name in (forkserver.END_SIGNAL, signal.SIGKILL):
         for process in processes:
             if process.pid is not None and _exists(process):

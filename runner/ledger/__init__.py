@@ -1,1 +1,1 @@
-"""Track the bytes of memory held, by category and phase."""
+"""Track the memory that tensors hold in each part of a step, divided into categories such as parameters and activations."""

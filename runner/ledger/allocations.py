@@ -1,4 +1,8 @@
-"""Keep a history of memory allocations by category and phase, and compute memory peaks from it."""
+"""
+Keep a history of the memory allocations of tensors, and compute memory peaks from it.
+
+A *phase* is a part of a step, such as backward of block 3. A *moment* is the number of allocations and releases so far.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +21,22 @@ CATEGORIES = (
     "logits",
     "temporary",
 )
-"""Categories of memory, in the order of tables and charts. `MemoryLedger` defines and assigns the categories."""
+"""Categories of memory, in the order of tables and charts. The docstring of `MemoryLedger` explains each category."""
 PERSISTENT = ("parameters", "gradients", "optimizer")
-"""Categories of memory that outlives a step. If such memory existed before the ledger, it counts as held from moment 0."""
+"""Categories of memory that outlives a step. Such memory counts as held from moment 0 if it existed before the ledger."""
 UNKNOWN = ("activations", "temporary")
-"""Provisional categories, derived only from the phase of allocation. Later use may reveal a more precise category."""
+"""Categories guessed from the phase of an allocation. Later use of the memory may show a better one, such as `communication`."""
 
 START = "start"
-"""Name of the part before the first step, in which the model is built, sharded and initialised."""
+"""Part of a run before the first step, in which the model is built, sharded and initialised."""
 END = "end of backward"
-"""Name of the part after backward of block 0: backward of the embedding, then work that layouts do at the end of backward."""
+"""Part of a step after backward of the first block: backward of the embedding, then final work of DDP or FSDP in backward."""
 PARTS = (START, "forward", "loss", "backward", END, "update", "optimizer")
-"""Names of the parts, in order. `update` is all work after backward, such as clipping, except the optimizer step."""
+"""START, then the parts of a step in order. `update` is all work after backward, such as clipping, except the optimizer step."""
 
 
 class Phase(NamedTuple):
-    """A part of a step. Forward and backward are divided into a phase for each block."""
+    """A part of a step, or one block's share of the part: forward and backward have a phase for each block of the network."""
 
     step: int
     """Number of the step, counted from 0. It is -1 before the first step."""
@@ -47,11 +51,11 @@ class Phase(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Allocation:
-    """The memory of a tensor storage. Resizing the storage ends its allocation and begins another."""
+    """Memory of a tensor storage, from its allocation to its release. A resize of the storage ends the allocation."""
 
     nbytes: int
     category: str
-    """One of CATEGORIES. If the ledger refines the category later, the new category applies to the whole lifetime."""
+    """One of CATEGORIES. A category that the ledger finds later replaces the first guess for the whole lifetime."""
     phase: Phase
     allocated_at: int
     """Moment of the allocation. If the memory existed before the ledger, this is the moment of its first use. See `begins_at`."""
@@ -64,7 +68,6 @@ class Allocation:
     operator: str = ""
     """Schema name of the operator that returned the memory, such as `aten::mm`; empty if no operator did."""
     is_block_output: bool = False
-    """Whether the memory holds an output of a block of the network."""
 
     @property
     def begins_at(self) -> int:
@@ -77,7 +80,7 @@ class Allocation:
 
 
 class PeakMemory(NamedTuple):
-    """The bytes held at the moment at which the total is highest, in total and by category."""
+    """Bytes held at the moment of the highest total: the total, and the share of each category."""
 
     total: int
     by_category: dict[str, int]
@@ -86,7 +89,7 @@ class PeakMemory(NamedTuple):
 
 
 class AllocationHistory:
-    """History of all allocations so far, in order."""
+    """All allocations so far, in order, and the memory peaks that follow from them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +113,7 @@ class AllocationHistory:
         return PeakMemory(most, self.by_category(when.begins_at), when.phase)
 
     def peaks(self) -> dict[Phase, int]:
-        """Return the highest total in bytes for each phase with an allocation."""
+        """Return the highest total of bytes held in each phase. Phases without an allocation are left out."""
         found: dict[Phase, int] = {}
         for allocation, total in self._totals():
             found[allocation.phase] = max(total, found.get(allocation.phase, 0))

@@ -1,5 +1,5 @@
 """
-Tracks every storage from allocation to release, with its category and the phase in which it was allocated.
+Track every tensor storage from allocation to release, with its category and the phase (part of a step) of its allocation.
 
     with MemoryLedger() as ledger:
         ...
@@ -25,14 +25,14 @@ from meshrunner.runner.ledger.allocations import PERSISTENT, START, UNKNOWN, All
 from meshrunner.runner.ledger.phases import Phases
 
 SPLIT = torch.ops.aten.split.Tensor
-"""Operator that gloo's reduce-scatter uses to split its copy of the input. No other operator uses the copy."""
+"""The only operator that uses gloo's copies: gloo's reduce-scatter copies its input and splits the copy."""
 BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_gather_copy_in", "fsdp::chunk_cat")
-"""FSDP operators whose arguments and results are communication buffers."""
+"""Operators of FSDP whose arguments and results are buffers for communication."""
 
 
 class MemoryLedger(AllocationHistory, TorchDispatchMode):
     """
-    Ledger of memory over time, by category.
+    A dispatch mode that records the memory of tensors over time, in these categories:
 
     - *parameters*: storages of all `nn.Parameter`s.
     - *gradients*: the `.grad` of parameters. Gradients that FSDP has not yet reduced are *temporary*.
@@ -45,9 +45,8 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     - *temporary*: backward's intermediate results, the batch, temporaries of the optimizer.
 
     Memory that an operator or a collective allocates internally is not tracked. A tensor created in another thread is tracked
-    from its first use in the ledger's thread. Gloo copies its input and frees the copy some time after the collective, so the
-    memory of a process varies from run to run. The ledger ignores these copies: if the first operator that uses an untracked
-    storage is a split, the ledger assumes that the storage is such a copy.
+    from its first use in the ledger's thread. Gloo's reduce-scatter copies its input and frees the copy at a time that varies
+    from run to run. The ledger ignores these copies: it takes an untracked storage for a copy if a split uses it first.
 
     **Compiled code is not tracked**: inductor's allocations bypass dispatch modes, and dynamo does not compile while a mode is
     active.
@@ -111,14 +110,14 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     # Subclasses override these.
 
     def _saves_for_backward(self) -> bool:
-        """Whether to assume that a tensor created at this moment is saved for backward."""
+        """Whether a tensor that is created now counts as saved for backward."""
         return torch.is_grad_enabled()
 
     def _after_operator(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
-        """Do nothing. A subclass can log the operator here. The operator's results are already tracked."""
+        """Do nothing. A subclass can log the operator here. The ledger has tracked the operator's results before this call."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
-        """Whether to track a storage. Part of a tracked storage, such as a tensor in a memory pool, must not count twice."""
+        """Whether to track a storage. A storage inside a tracked one, such as a tensor in a memory pool, must not count again."""
         if storage.device.type != "cpu":  # DTensor propagates shapes on meta
             return False
         if storage.resizable():
@@ -187,7 +186,6 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         allocation.freed_at = self.now
 
     def _resized(self, storage: UntypedStorage) -> None:
-        """End the allocation of a storage that was resized, and begin another allocation with the new size."""
         identity, nbytes = storage._cdata, storage.nbytes()
         known = self._by_storage.get(identity)
         if known is None:

@@ -1,4 +1,4 @@
-"""Tracks the phase that a network is in: the step, the part of the step, and the block."""
+"""Track which phase a training run is in: the step, the part of the step such as backward, and the block of the network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshrunner.runner.ledger.allocations import END, Phase
 
 class Phases:
     """
-    Tracker of a network's phase. Its hooks on modules, autograd and optimizers need no changes to the model.
+    Tracker of the phase of a network's training. It hooks into modules, autograd and optimizers, so models need no changes.
 
     The model may be wrapped, as in DDP. If the whole network is compiled, blocks and the loss have no phases of their own,
     because the compiler would trace their hooks.
@@ -94,7 +94,6 @@ class Phases:
                 self._until_exit(module.register_forward_hook(self._hook(embedded), prepend=True))
 
     def _follow_module(self, module: nn.Module, block: int | None) -> None:
-        """Register the hooks of a block, or of the network if `block` is None."""
 
         def before(*_: Any) -> None:
             if not _in_backward():

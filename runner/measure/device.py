@@ -1,4 +1,4 @@
-"""Measures time and peak memory on a rank's device without waiting for the device. Finds the peak FLOP/s for MFU."""
+"""Measure time and peak memory of a rank's device without waiting for the device, and find the device's peak FLOP/s for MFU."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from meshrunner.runner.rundir.files import read_json, write_json
 
 GIB = 2**30
 MATMUL_SIZE, MATMUL_REPEATS = 1024, 12
-"""Size and number of the square matmuls that measure the peak FLOP/s of a CPU."""
+"""Side length and number of the square matmuls that measure the peak FLOP/s of a CPU."""
 
 
 class HostDevice:
-    """A CPU, measured by the host's clock and the peak resident set size (VmHWM). Its operators finish before they return."""
+    """Measurement of a CPU, whose operators finish before they return: the host's clock, and peak resident set size (VmHWM)."""
 
     keys: tuple[str, ...] = ("memory/peak_rss_gib",)
-    """Keys of the memory figures that a rank measures."""
+    """Keys, in events.jsonl, of the memory figures that a rank measures."""
     total_gib: float | None = None
     """Memory of the device in GiB; None on a CPU, because other ranks and programs share its memory."""
 
     def stamp(self) -> Any:
-        """Return a stamp that marks when the device completes the work issued so far."""
+        """Return a time stamp of the moment at which the device completes the work issued so far."""
         return time.perf_counter()
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two stamps. The device must have passed both."""
+        """Return the seconds between two time stamps. The device must have completed the work before both."""
         return float(end - begin)
 
     def peaks(self) -> list[float]:
@@ -47,7 +47,7 @@ class HostDevice:
         return [0.0]
 
     def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
-        """Return a row's memory figures, given `peaks` merged over ranks. Figures that do not exist for this device are None."""
+        """Return a row's memory figures from `peaks`, which are merged over ranks. Figures that this device lacks are None."""
         found: dict[str, float | None] = dict.fromkeys(row_keys("memory/"))
         found |= peaks
         if self.total_gib:
@@ -56,7 +56,7 @@ class HostDevice:
         return found
 
     def release_cached(self) -> None:
-        """Return cached memory to the device, so that the peak of reserved memory excludes the start-up."""
+        """Return cached memory to the device. Otherwise the peak of reserved memory would include the start-up."""
 
     def reset_peaks(self) -> None:
         """Reset the memory peaks. In a container that forbids the reset, the peaks include the start-up."""
@@ -65,7 +65,7 @@ class HostDevice:
 
 
 class CudaDevice(HostDevice):
-    """A GPU, measured with events on the current stream and with the caching allocator's peaks of active and reserved memory."""
+    """Measurement of a GPU: time by CUDA events on the current stream, and the caching allocator's memory peaks."""
 
     keys = ("memory/peak_active_gib", "memory/peak_reserved_gib", "memory/alloc_retries", *HostDevice.keys)
 
@@ -105,7 +105,7 @@ def device_of(device: torch.device) -> HostDevice:
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return the device's peak FLOP/s in the compute dtype (or None), and summary.json entries. All CPU ranks must call this."""
+    """Return the device's peak FLOP/s in the compute dtype (or None), and entries of summary.json. All CPU ranks must call it."""
     rate = experiment.precision.compute
     if device.type == "cuda":
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -124,7 +124,7 @@ def peak_flops(
 
 
 def _cached_peak(cpu: str, rate: str, context: WorkerContext) -> float:
-    """Return this CPU's peak FLOP/s with the run's number of threads. It is measured once and then read from cpu_peak.json."""
+    """Return this CPU's peak FLOP/s with the run's number of threads. Measure it only once, and store it in cpu_peak.json."""
     path = cache_dir() / "cpu_peak.json"
     key = f"{cpu}, {context.threads} threads, {rate}, torch {torch.__version__}"
     known = read_json(path)
@@ -136,7 +136,6 @@ def _cached_peak(cpu: str, rate: str, context: WorkerContext) -> float:
 
 
 def _measure(dtype: torch.dtype) -> float:
-    """Return the FLOP/s of the fastest of MATMUL_REPEATS matmuls."""
     a, b = torch.randn(2, MATMUL_SIZE, MATMUL_SIZE).to(dtype)
     best = float("inf")
     for _ in range(MATMUL_REPEATS):

@@ -1,9 +1,9 @@
-"""The meter measures every step on every rank, and on rank 0 appends a row per step to `events.jsonl`.
+"""Defines the meter, which measures every training step on every rank. Rank 0 appends a row per step to `events.jsonl`.
 
-A step's values stay on the device until the meter reads them, every `log_every` steps. The meter waits for the device only in
-these readings. After a reading, the ranks' figures are gathered, and the rows are written and flushed. WPS includes the time that
-readings take; step times do not. WPS excludes the saving of checkpoints (see `perf/checkpoint_time_s`) and the profiler's
-work before and after its window.
+A step's loss and other metrics stay on the device at first. Every `log_every` steps, the meter copies the metrics of the latest
+steps to the host. Only this reading waits for the device. Then the ranks exchange their measurements, and rank 0 writes the rows.
+WPS (tokens per second) includes the time that readings take, but step times exclude it. WPS excludes the time for saving
+checkpoints (see `perf/checkpoint_time_s`) and for starting and stopping the profiler.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from meshrunner.runner.rundir import Summary, add_layout
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY
 
 COLLECT_EVERY = 50
-"""Steps between two garbage collections. Automatic collection is disabled during training."""
+"""Steps between two runs of Python's garbage collector. Its automatic runs are disabled during training."""
 
 
 class RunMeter:
@@ -174,7 +174,7 @@ class RunMeter:
 
     @contextmanager
     def _not_counted(self) -> Iterator[None]:
-        """Exclude the time spent in the context from WPS. The device must be idle."""
+        """Exclude the time spent in the context from WPS. If the device were still busy with a step, WPS would be too high."""
         since = time.perf_counter()
         yield
         self.window_begin += time.perf_counter() - since
@@ -184,26 +184,26 @@ class RunMeter:
         self.begin, self.cpu_begin = self.device.stamp(), time.process_time()
 
     def _begin_measuring(self) -> None:
-        """Begin the measured window: record the memory peaks of the start-up and reset them."""
+        """Add the memory peaks of the start-up to summary.json, and reset them, so that later peaks cover only measured steps."""
         peaks = merge_ranks(self.device.keys, self._gather(self.device.peaks()))
         self._add_to_summary({k.replace("memory/", "memory/startup_"): peaks[k] for k in peaks if "_gib" in k})
         self.device.reset_peaks()
         self.early_recompiles = len(recompile_reasons())
 
     def _record_recompiles(self, step: int) -> None:
-        """Add the recompilations inside the measured window to summary.json."""
+        """Add the recompilations in measured steps (the steps after `measure_after`) to summary.json."""
         known = self.early_recompiles + len(self.late_recompiles)
         self.late_recompiles += [{"step": step, "reason": reason} for reason in recompile_reasons()[known:]]
         self._add_to_summary({"compile/late_recompiles": self.late_recompiles})
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
-        """Add `facts` to summary.json. They cannot be computed from the rows of events.jsonl. Only rank 0 writes."""
+        """Add the entries `facts` to summary.json on rank 0. Do nothing on other ranks."""
         if self.context.rank == 0:
             path = self.run_dir / SUMMARY
             (Summary.read(path) | facts).write(path)
 
     def _gather(self, values: list[float]) -> Tensor:
-        """Return every rank's values, gathered in host memory as an fp64 tensor [ranks, values]."""
+        """Return the values of all ranks as an fp64 tensor [ranks, values] in host memory."""
         mine = torch.tensor(values, dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in range(self.context.world_size)]
         dist.all_gather(everyone, mine)
@@ -236,7 +236,7 @@ class RunMeter:
         self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
     def _on_host(self, steps: list[Step]) -> tuple[list[float], list[float], list[list[float]]]:
-        """Copy losses, gradient norms and observed figures of the steps to the host. Only this method waits for the device."""
+        """Return losses, gradient norms and values of `Network.observe`, per step. Only this method waits for the device."""
         on_device = [(step.loss, step.grad_norm, *step.observed.values()) for step in steps]
         found = torch.stack([value.float() for values in on_device for value in values]).view(len(steps), -1).tolist()
         return [each[0] for each in found], [each[1] for each in found], [each[2:] for each in found]
@@ -251,7 +251,7 @@ class RunMeter:
             raise NotRecorded(f"cannot write {self.run_dir / EVENTS}: {error.strerror}") from error
 
     def _stop_if_not_finite(self, steps: list[Step], rank_losses: Tensor, norms: list[float]) -> None:
-        """Raise FloatingPointError if a loss or gradient norm is not finite. All ranks see the same figures, so all raise."""
+        """Raise FloatingPointError if a loss or gradient norm is not finite. All ranks check the same values, so all raise."""
         for i, step in enumerate(steps):
             what = f"gradient norm is {norms[i]} though the loss is finite"
             if wrong := (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist():
@@ -263,7 +263,7 @@ class RunMeter:
 
 
 def recompile_reasons() -> list[str]:
-    """Return the function and the failed guard of each recompilation so far, in order."""
+    """Return a text for each recompilation so far, oldest first. It names the function and the guard that failed."""
     return [f"{each.co_name}: {each.recompile_reason}" for each in get_compilation_metrics() if each.recompile_reason]
 
 

@@ -21,7 +21,7 @@ ON_DEVICE = re.compile(
     r"|Triton Error \[\w+\]: out of memory",
     re.IGNORECASE,
 )
-"""Messages of device allocators. Triton's "out of resource" is left out: it means that a thread block's limits are exceeded."""
+"""Pattern of errors about device memory. Triton's "out of resource" does not match, because it is about thread block limits."""
 ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 CAPACITY = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
 PARTS = {
@@ -32,7 +32,7 @@ PARTS = {
     "global_norm": "gradient norm",
     "clip_by_norm": "clipping",
 }
-"""Mapping from a recipe's function to the description of its work in the error message."""
+"""Mapping from the name of a recipe's function to the words that describe its work in an error message."""
 
 
 class MemoryRanOut(Exception):
@@ -41,10 +41,10 @@ class MemoryRanOut(Exception):
 
 def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
     """
-    Explain an out-of-memory error: `out of host memory in step 3 (forward of layers.1): tried to allocate 2.00 GiB`.
+    Return an error such as `out of host memory in step 3 (forward of layers.1): tried to allocate 2.00 GiB`.
 
-    Return None if neither the error nor any of its causes is an out-of-memory error. Causes count because compilers wrap
-    exceptions. `step` is 0 before the first step.
+    Return None if neither `error` nor any of its causes reports that memory ran out. Causes are searched because compilers wrap
+    exceptions. `step` is the step in which the error occurred, or 0 before the first step.
     """
     if isinstance(error, MemoryRanOut):
         return error
@@ -60,7 +60,7 @@ def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
 
 
 def _amount(message: str) -> str:
-    """Return the amount of memory in torch's message, or the line that reports the failure if the message has no amount."""
+    """Return `: tried to allocate 2.00 GiB`. If torch's message names no amount, return the line that reports the failure."""
     if found := ON_CPU.search(message):
         return f": tried to allocate {int(found[1]) / GIB:.2f} GiB" if found[1] else ""
     if found := ASKED.search(message):
@@ -72,7 +72,7 @@ def _amount(message: str) -> str:
 
 
 def _part(chain: list[BaseException]) -> str:
-    """Return the work that failed: a module's forward or recomputation, backward, or one of PARTS. Return "" if it is unknown."""
+    """Return the work during which memory ran out, such as `forward of layers.1`, `backward` or a value of PARTS, or else ""."""
     from torch import nn  # not at the top, because the launcher also imports this module
 
     frames = [frame for error in chain for frame, _ in walk_tb(error.__traceback__)]
@@ -89,7 +89,7 @@ def _part(chain: list[BaseException]) -> str:
 
 
 def _name(modules: list[nn.Module]) -> str:
-    """Return the innermost module's name in the unwrapped model, or "" for the model itself."""
+    """Return the name of the innermost module, such as `layers.1`, without names of wrappers. It is "" for the model itself."""
     from meshrunner.recipes.model.init_weights import clean_name
 
     names = {id(module): clean_name(name) for name, module in modules[0].named_modules()}

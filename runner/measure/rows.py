@@ -1,4 +1,4 @@
-"""Turns the ranks' measurements of steps into rows of events.jsonl, and into every rank's figures in summary.json."""
+"""Computes figures, such as `perf/wps`, from the ranks' measurements: a row per step, and lists with a value per rank."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from meshrunner.runner.figures import FIGURES, by_rank, figure_of
 
 RANK_KEYS = ("train/loss", "perf/step_time_s", "perf/data_time_s", "perf/cpu_time_s", "perf/compile_time_s")
-"""Figures of a step that every rank measures, in the order of the gathered values."""
+"""Keys of the figures that every rank measures in a step, in the order in which their values are gathered."""
 STATISTICS = {figure.key: figure.over_ranks for figure in FIGURES}
 OVER_RANKS: dict[str, Callable[[Tensor], Tensor]] = {"mean": Tensor.mean, "max": Tensor.max, "sum": Tensor.sum}
 
 
 @dataclass
 class Step:
-    """A launched step whose metrics have not been read yet."""
+    """A step whose work is issued to the device, but whose loss and other metrics are not copied to the host yet."""
 
     number: int
     loss: Tensor
@@ -34,13 +34,13 @@ class Step:
     """Seconds spent saving a checkpoint before the step; 0 if none was saved."""
     profiled: bool
     begin: Any
-    """Result of the device's `stamp` when the step began."""
+    """Result of `HostDevice.stamp` when the step began."""
     end: Any
 
 
 @dataclass
 class Rows:
-    """Creates the rows of one attempt, in order."""
+    """Converter of measurements to rows for one attempt (one start or resumption of a run)."""
 
     attempt: int
     world_size: int
@@ -48,11 +48,11 @@ class Rows:
     flops: int
     """FLOPs per token."""
     attention_flops: int
-    """FLOPs that attention scores take per token. `flops` includes them."""
+    """FLOPs per token for attention scores. `flops` includes them."""
     peak: float | None
     """Peak FLOP/s of a device; None if unknown."""
     tokens: int
-    """Tokens trained on so far."""
+    """Tokens trained on up to the last row, including those of earlier attempts."""
 
     def of(
         self, steps: list[Step], norms: list[float], ranks: Tensor, *, window: float, times: list[float]
@@ -60,10 +60,10 @@ class Rows:
         """
         Return the rows of the steps between two readings of metrics, without memory figures.
 
-        The `window` seconds between the readings are divided among the steps in proportion to their step times, and
-        WPS = tokens of the step / (the step's share of `window` x devices). So tokens = speed x time holds for the whole run.
-        MFU = WPS x FLOPs per token / peak FLOP/s of the device. `ranks`: [ranks, steps, RANK_KEYS + observed figures].
-        `times`: Unix time at which the device completed each step.
+        `window` is the number of seconds between the readings. Each step gets a share in proportion to its step time, and
+        WPS = tokens of the step / (the step's share of `window` x devices). WPS therefore includes the time of readings.
+        MFU = WPS x FLOPs per token / peak FLOP/s of the device. `ranks` has the shape [ranks, steps, RANK_KEYS + values of
+        `Network.observe`]. `times` holds the Unix time at which the device completed each step.
         """
         keys = (*RANK_KEYS, *steps[0].observed)
         merged = [merge_ranks(keys, ranks[:, i]) for i in range(len(steps))]
@@ -94,25 +94,25 @@ class Rows:
 
 
 def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
-    """Merge values [ranks, keys] over ranks: mean, max or sum, as in `Figure.over_ranks`. A user's own figures are averaged."""
+    """Reduce `ranks`, a tensor [ranks, keys], to one value per key: by `Figure.over_ranks` or, if it is unset, the mean."""
     return {key: OVER_RANKS[STATISTICS.get(key) or "mean"](ranks[:, i]).item() for i, key in enumerate(keys)}
 
 
 class ByRank:
-    """Sums of each rank's times over the measured steps. Only rank 0 computes these sums."""
+    """Sums over the measured steps of each rank's loss and times (RANK_KEYS). Only rank 0 computes these sums."""
 
     def __init__(self, world_size: int) -> None:
         self.sums = torch.zeros(world_size, len(RANK_KEYS), dtype=torch.float64)
         self.steps = 0
 
     def add(self, values: Tensor) -> None:
-        """Add the values of a measured step, [ranks, RANK_KEYS], unless a rank compiled during the step."""
+        """Add the values [ranks, RANK_KEYS] of a measured step. Skip the step if any rank compiled code during it."""
         if not values[:, RANK_KEYS.index("perf/compile_time_s")].any():
             self.sums += values
             self.steps += 1
 
     def summary(self, memory_keys: Sequence[str], memory: Tensor) -> dict[str, list[float]]:
-        """Return each rank's figures for summary.json with four significant digits. `memory`: [ranks, memory_keys]."""
+        """Return the entries of summary.json that list a value for each rank. `memory` has the shape [ranks, memory_keys]."""
         found = {key: memory[:, i] for i, key in enumerate(memory_keys)}
         if self.steps:
             found |= {key: self.sums[:, i] / self.steps for i, key in enumerate(RANK_KEYS)}

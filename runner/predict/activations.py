@@ -1,4 +1,4 @@
-"""Measures the activations that blocks keep for backward, with and without recomputation (for `show`)."""
+"""Finds the activations that each block keeps for backward, with and without recomputation. `show` prints them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from meshrunner.runner.predict.trace.depth import blocks_may_differ
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 MOST_BLOCKS = 64
-"""Number of blocks up to which a model is traced at full depth. Tracing this many blocks takes a few seconds."""
+"""Maximum number of blocks of a model that must be traced whole. Tracing this many blocks takes a few seconds."""
 
 
 class KeptActivations(NamedTuple):
     """Activations of one micro batch that a block keeps from forward to backward, except the block's input and output."""
 
     nbytes: int
-    """Bytes on one device, without unsharded parameters."""
+    """Bytes of these activations on one device. Unsharded parameters do not count."""
     operators: dict[str, tuple[int, int]]
-    """For each operator, such as `mm`: (results kept, results allocated). Operators that keep no result are left out."""
+    """Numbers of results (kept, allocated), keyed by operator, such as `mm`. Operators without a kept result are left out."""
 
 
 class BlockKind(NamedTuple):
-    """Recomputed blocks that have the same class and keep the same activations."""
+    """Group of recomputed blocks with the same class and the same kept activations."""
 
     name: str
     """Name of the blocks' class."""
@@ -40,7 +40,7 @@ class BlockKind(NamedTuple):
 
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
-    """Return the kinds of recomputed blocks in an experiment that passed `fit`. Raise ConfigError if they cannot be found."""
+    """Return the kinds of recomputed blocks in an experiment that passed `fit`. Raise ConfigError if tracing cannot find them."""
     if reason := experiment.parallelism.untraceable():
         raise ConfigError(reason)
     option = experiment.activation_checkpoint
@@ -67,7 +67,7 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
 
 
 def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
-    """Return the activations that each block keeps, or an empty dict if the whole model is compiled and has no block phases."""
+    """Return the activations that each block keeps, keyed by block index. The dict is empty if the whole model is compiled."""
     found = {}
     for block, (made, alive) in _made_in_forward(trace).items():
         results, alive = Counter(each.operator for each in made), [each for each in alive if not each.is_block_output]
@@ -81,15 +81,15 @@ def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
 
 
 def largest_block_bytes(trace: Trace) -> int | None:
-    """Return the most bytes that a block's kept activations and output take together, or None if blocks have no phases."""
+    """Return the most bytes that one block's kept activations and output take, or None if the whole model is compiled."""
     return max((sum(each.nbytes for each in alive) for _, alive in _made_in_forward(trace).values()), default=None)
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
     """
-    Return a model of the first blocks, with at least one block of each class. If the model cannot be cut, return it whole.
+    Return the model with only its first blocks, which include a block of each class in `classes`.
 
-    Raise ConfigError if a model that cannot be cut has more than MOST_BLOCKS blocks.
+    If the model cannot be shortened, return it whole. If it then has more than MOST_BLOCKS blocks, raise ConfigError.
     """
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}

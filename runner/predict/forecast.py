@@ -1,4 +1,4 @@
-"""Defines the forecast of a run (verdict, figures, JSON) and the sentences that explain the verdict."""
+"""Defines the forecast of a run: the verdict (whether it fits) with a reason, and figures (predicted values)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ DOES_NOT_FIT: Answer = "does not fit"
 NOT_PLANNED: Answer = "not planned"
 NEEDS_VALUES = re.compile(r"meta\b(?!-pytorch)|fake impl", re.IGNORECASE)
 """
-Pattern of torch's errors about operators without a meta kernel and about reading values of meta tensors. It does not match
-`meta-pytorch`, because every error message of the compiler ends with a URL that contains this word.
+Pattern of errors that only the meta device causes: an operator has no meta kernel, or code reads the values of a meta tensor.
+The word `meta-pytorch` does not match, because it is in the URL at the end of every error message of the compiler.
 """
 
 
@@ -30,16 +30,16 @@ class Verdict(NamedTuple):
     """Whether a run fits, and a sentence with the reason."""
 
     answer: str
-    """An `Answer`, or `skipped` for a combination that cannot run."""
+    """A value of `Answer`, or `skipped` for a combination of settings that cannot run."""
     reason: str
 
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """Memory of one device. In the JSON, a field's key is `memory/` followed by the field's name."""
+    """Predicted memory of one device. In the JSON, each key is `memory/` followed by a field's name, as in `memory/phase`."""
 
     peak_active_gib: float
-    """Peak memory that tensors use within a step."""
+    """Peak of active memory (memory that tensors use) within a step."""
     peak_active_pct: float
     """`peak_active_gib` as a share of the device's memory, in percent."""
     peak_reserved_gib: float | None
@@ -47,22 +47,22 @@ class MemoryForecast:
     peak_reserved_pct: float | None
     """`peak_reserved_gib` as a share of the device's memory, in percent."""
     alloc_retries: int | None
-    """Number of cache flushes that keep the allocator within the device's memory. None if no allocator is modelled."""
+    """Number of cache flushes with which the allocator stays within the device's memory. None if no allocator is modelled."""
     startup_gib: float
     """Peak of active memory before the first step."""
     phase: str
-    """Part of the step in which active memory peaks."""
+    """Part of the step in which active memory peaks, such as `backward of block 3`."""
     by_category_gib: dict[str, float]
-    """Memory of each category when active memory peaks. The values add up to `peak_active_gib`."""
+    """Memory at the peak of active memory, keyed by category, such as `gradients`. The values add up to `peak_active_gib`."""
     block_gib: float | None
-    """Activations that the largest block keeps from its forward to its backward. None if the whole model is compiled."""
+    """Activations that the largest block keeps for backward, with its output. None if the whole model is compiled."""
     error_pct: float
     """Bound on the relative error of the predicted peak, in percent (see docs/measurements/plan.md)."""
 
 
 @dataclass(frozen=True)
 class SpeedForecast:
-    """Speed of the run. In the JSON, a field's key is `perf/` followed by the field's name."""
+    """Predicted speed of the run. In the JSON, each key is `perf/` followed by a field's name, as in `perf/wps`."""
 
     wps: float
     """Tokens ("words") per second per device."""
@@ -70,13 +70,13 @@ class SpeedForecast:
     """Model FLOPs utilisation in percent. None if the device's peak rate is unknown."""
     step_time_s: float
     seconds_by_part: dict[str, float]
-    """Seconds of a step spent on each of `simulated_clock.PARTS`. Parts overlap in time."""
+    """Seconds per step, keyed by kind of work (`simulated_clock.PARTS`). Kinds overlap, so the sum can exceed `step_time_s`."""
     exposed_communication_s: float
     """Seconds per step during which the compute stream idles and waits for communication."""
     calibrated: bool
-    """Whether the device's constants were fitted to measured runs."""
+    """Whether the device's rates were fitted to measured runs (calibrated)."""
     error_pct: float
-    """Largest error of `wps` in percent, over the calibration runs if `calibrated`, otherwise `workload.ERROR_PCT`."""
+    """Largest known error of predicted speeds in percent: in the calibration runs or, if not calibrated, in published runs."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,16 @@ class Forecast:
 
     verdict: Verdict
     memory: MemoryForecast | None = None
-    """Figures of memory. None if the run cannot be predicted."""
+    """Predicted memory. None if the run cannot be predicted."""
     speed: SpeedForecast | None = None
-    """Figures of speed. None if the run cannot be predicted or a rate of the device is unknown."""
+    """Predicted speed. None if the run cannot be predicted or a rate of the device, such as its peak FLOP/s, is unknown."""
     remarks: tuple[str, ...] = ()
-    """Sentences about settings that are not modelled and about figures that are unknown."""
+    """Sentences about settings that are not modelled and about rates of the device that are unknown."""
     timeline: Timeline | None = None
-    """Memory over the last step. None unless the caller requested a timeline."""
+    """Memory over time within the last traced step, for a chart. None if the caller did not request it."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the forecast as a JSON object. Unknown figures are null, so the keys are always the same."""
+        """Return a JSON object. It has the same keys for every run, because values that are unknown are null."""
         return {
             "verdict": self.verdict.answer,
             "reason": self.verdict.reason,
@@ -107,9 +107,10 @@ class Forecast:
 
 def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], bool]) -> Answer:
     """
-    Judge whether a run fits in `capacity` bytes. With unlimited memory, the run would use `needed` bytes.
+    Judge whether a run fits in `capacity` bytes. The run uses `needed` bytes if memory is unlimited.
 
-    `error` is the relative error of the prediction. `runs_in(nbytes)` returns whether the run completes in `nbytes` bytes.
+    A run fits if it completes in (1 - `error`) x `capacity` bytes, and is borderline if it completes only in (1 + `error`) x
+    `capacity` bytes. `runs_in(nbytes)` returns whether the run completes in `nbytes` bytes.
     """
     if needed <= capacity * (1 - error) or runs_in(round(capacity * (1 - error))):
         return FITS
@@ -122,7 +123,8 @@ def explain(
     """
     Return a sentence that compares the needed memory with the capacity.
 
-    `by_category` is empty if the categories are unknown. `flushes` is None if the run does not complete within `capacity`.
+    `by_category` is empty if the categories are unknown. `flushes` is the number of cache flushes with which the run completes in
+    `capacity` bytes, or None if it does not complete.
     """
     left = capacity - needed
     margin = f"{left / GIB:.2f} GiB left" if left >= 0 else f"{-left / GIB:.2f} GiB too much"
@@ -141,7 +143,7 @@ def needs_memory(error: Exception) -> bool:
 
 
 def why(error: Exception) -> str:
-    """Return the reason why a recipe cannot be traced, and the innermost line of the user's code in the traceback, if any."""
+    """Return the reason why a recipe cannot be traced. Add the innermost line of user code if the traceback has one."""
     inner = getattr(error, "inner_exception", None)  # the compiler wraps exceptions
     error = inner if isinstance(inner, Exception) else error
     first = one_line(next(iter(str(error).splitlines()), ""))

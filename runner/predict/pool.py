@@ -1,4 +1,4 @@
-"""Predicts many configurations in processes forked by the forkserver. Only the forkserver imports torch, and only once."""
+"""Predicts many configurations in several processes. A forkserver imports torch once and then forks these processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOT_IN_TIME = Predicted(None, "the time limit for predictions was reached")
 def predict_all(
     configs: Sequence[dict[str, Any]], *, active_only: bool, within_s: float | None = None
 ) -> list[Predicted]:
-    """Predict runs that passed `fit`. Return NOT_IN_TIME for each run that is not predicted within `within_s` seconds."""
+    """Predict runs that passed `fit`, for at most `within_s` seconds in total. Return NOT_IN_TIME for the remaining runs."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers = iter(range(len(configs)))

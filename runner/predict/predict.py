@@ -1,8 +1,8 @@
 """
 Predicts one run: whether it fits, how much memory it holds at its peak, and how fast it is.
 
-For a GPU, the trace is replayed through a model of the caching allocator, and the verdict depends on reserved memory. For a CPU,
-or with `active_only`, the verdict depends only on the memory that tensors hold.
+For a GPU, the trace is replayed through a model of the caching allocator. The run fits if its reserved memory, which includes the
+allocator's cache, fits. For a CPU, or with `active_only`, only active memory (memory that tensors hold) must fit.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from meshrunner.runner.predict.workload import Workload, trace_run
 
 ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
-"""Bounds on the errors of predicted active and reserved peaks, from the measurements in docs/measurements/plan.md."""
+"""Bounds on the errors of predicted memory peaks, active and reserved, in percent (from docs/measurements/plan.md)."""
 
 
 def predict(
     experiment: Experiment, device: ExpectedDevices, *, active_only: bool = False, with_timeline: bool = False
 ) -> Forecast:
     """
-    Predict a run that passed `fit`. An exception raised in the user's own code is not caught (see `own_code.fault`).
+    Predict a run that passed `fit`. Raise the exception of a user's own class, unless only the meta device causes it.
 
-    With `active_only`, trace two shallow models if possible. This is faster but does not predict reserved memory. With
-    `with_timeline`, always trace at full depth. The forecast then has a timeline of memory over the last step.
+    `active_only` predicts active memory but not reserved memory. This is faster, because two models with fewer blocks are traced
+    if possible. `with_timeline` adds memory over time to the forecast. The model is then always traced with all its blocks.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():
@@ -83,7 +83,6 @@ def predict(
 
 
 def _capacity(device: ExpectedDevices) -> int:
-    """Return the bytes of device memory that torch can allocate."""
     elsewhere = device.hardware.reserved_elsewhere_gib if isinstance(device.hardware, GPU) else 0.0
     return max(0, round((device.memory_gib - elsewhere) * GIB))
 
@@ -91,7 +90,6 @@ def _capacity(device: ExpectedDevices) -> int:
 def _active_memory(
     workload: Workload, device: ExpectedDevices, traces: tuple[Trace, ...]
 ) -> tuple[Verdict, MemoryForecast]:
-    """Judge a run by the memory that tensors hold."""
     if workload.depths is None:
         startup, peak = start_peak(traces[0]), step_peak(traces[0])
     else:
@@ -115,7 +113,7 @@ def _reserved_memory(
     expandable: bool,
     record_points: bool,
 ) -> tuple[Verdict, MemoryForecast, Replayed]:
-    """Judge a run by the memory that the allocator reserves. If `hardware` is None, assume freed memory is reusable at once."""
+    """Judge a run by the memory that the allocator reserves. If `hardware` is None, streams are assumed to finish at once."""
 
     def replay_within(nbytes: int | None) -> Replayed:
         clock = InstantClock() if hardware is None else workload.clock(hardware)

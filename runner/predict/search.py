@@ -1,4 +1,4 @@
-"""Predicts one configuration, or finds the largest value of a key with which the run fits its devices."""
+"""Predicts one configuration, or finds the largest value of a configuration key with which the run fits its devices."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from meshrunner.runner.predict.forecast import FITS, NOT_PLANNED, Forecast
 MOST = 2**16
 """Largest value that the search tries."""
 SCANNED = 2**12
-"""Maximum number of consecutive values that the search checks to find an allowed value."""
+"""Maximum number of consecutive values that are checked until one is allowed for the key."""
 
 
 @dataclass(frozen=True)
 class LargestThatFits:
-    """Result of a search. Its JSON has the keys `max` and `tried`, followed by the keys of the forecast."""
+    """Result of the search for the largest value of `key`. Its JSON has `max` and `tried`, followed by the keys of a forecast."""
 
     key: str
     value: int | None
     """Largest value that fits, or None if no value fits."""
     tried: list[int]
-    """Values in the order in which they were predicted. Empty if the run cannot be predicted."""
+    """Values for which the run was predicted, in order of prediction. Empty if the run cannot be predicted."""
     forecast: Forecast
     """Forecast for `value`, or for the first value tried if no value fits."""
 
@@ -122,6 +122,5 @@ def _refuse_other_than_whole(config: dict[str, Any], key: str) -> None:
 
 
 def _with(config: dict[str, Any], key: str, value: int) -> dict[str, Any]:
-    """Return a copy of a configuration in which a dotted key has the given value."""
     name, _, rest = key.partition(".")
     return config | {name: _with(config[name], rest, value) if rest else value}

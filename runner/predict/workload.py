@@ -1,4 +1,4 @@
-"""Traces a run, and predicts its step time on a device with known rates."""
+"""Traces a run, and predicts its step time on any device whose rates (FLOP/s, bytes/s) are known."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_dept
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 ERROR_PCT = 7.0
-"""Largest error of `wps` in percent if the device is not calibrated, over the published runs in docs/measurements/plan.md."""
+"""Error in percent of tokens per second predicted without calibration: the largest error in docs/measurements/plan.md."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Work of one step of a run, from which the step time on any device can be computed."""
+    """The traced work of one training step. `step_time` computes how long a given device needs for this work."""
 
     experiment: Experiment
     workers: int
@@ -28,22 +28,22 @@ class Workload:
     tokens: float
     """Tokens per step and device."""
     skipped_micro_batches: int
-    """Number of micro batches per step that were not traced."""
+    """Number of micro batches per step that were not traced. `step_time` includes an estimate of their time."""
     events: tuple[EventLog, ...]
-    """One event log of the full-depth model, or two logs, one for each shallow model in `depths`."""
+    """The event log of the full-depth model, or the event logs of the two shallow models in `depths`."""
     depths: Depths | None
-    """None when the full-depth model was traced."""
+    """Numbers of blocks of the two shallow models that were traced, or None if the full-depth model was traced."""
 
     @property
     def fp32_rate(self) -> Fp32Rate:
-        """Field of `hardware.peak` that holds the rate of the run's fp32 matmuls."""
+        """Key in `hardware.peak` for the rate of the run's fp32 matmuls: `fp32`, or `tf32` if they may use TF32."""
         return "fp32" if self.experiment.precision.fp32_matmul == "highest" else "tf32"
 
     def clock(self, hardware: GPU | CPU) -> SimulatedClock:
         return SimulatedClock(device_rates(hardware, self.fp32_rate, self.workers))
 
     def step_time(self, hardware: GPU | CPU) -> StepTime:
-        """Return the time of a step. Raise ConfigError if the device's rate for an operator is unknown."""
+        """Return the predicted time of a step on a device. Raise ConfigError if the device's rate for an operator is unknown."""
         times = []
         for events in self.events:
             clock = self.clock(hardware)
@@ -53,11 +53,11 @@ class Workload:
         return times[0] if self.depths is None else _at_full_depth(self.depths, *times)
 
     def wps(self, hardware: GPU | CPU) -> float:
-        """Return the tokens per second per device. Raise the errors of `step_time`."""
+        """Return the predicted tokens per second per device. Raise ConfigError in the same cases as `step_time`."""
         return self.tokens / self.step_time(hardware).seconds
 
     def speed(self, hardware: GPU | CPU) -> SpeedForecast:
-        """Return the speed forecast. Raise the errors of `step_time`."""
+        """Return the predicted tokens per second, MFU and step time. Raise ConfigError in the same cases as `step_time`."""
         experiment, step_time = self.experiment, self.step_time(hardware)
         wps = self.tokens / step_time.seconds
         compute = experiment.precision.compute
@@ -75,7 +75,7 @@ class Workload:
 
 
 def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool) -> tuple[Workload, tuple[Trace, ...]]:
-    """Trace the full-depth model. If `shallow` is true and `shallow_depths` returns depths, trace these depths instead."""
+    """Trace the full-depth model or, if `shallow` is true and `shallow_depths` allows it, the model at two shallow depths."""
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
     recipes = [experiment] if depths is None else [at_depth(experiment, each) for each in depths[:2]]
@@ -87,7 +87,7 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """Trace a run for its step time only, without memory events, so that `step_time` is fast. The run must be traceable."""
+    """Trace a run for its step time only. The result has no memory events, so `step_time` is fast."""
     workload, _ = trace_run(experiment.on(device.type), device, shallow=True)
     timed: list[EventLog] = [
         [event for event in events if not isinstance(event, Allocated | Freed | UsedByStream)]
@@ -97,7 +97,7 @@ def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
 
 
 def _at_full_depth(depths: Depths, shallow: StepTime, deeper: StepTime) -> StepTime:
-    """Extrapolate the step time linearly: each further block adds (deeper - shallow) / (difference of their depths)."""
+    """Extrapolate the step time to the full depth. Step time is linear in the number of blocks."""
     blocks = (depths.full - depths.deeper) / (depths.deeper - depths.shallow)
 
     def line(first: float, second: float) -> float:

@@ -1,1 +1,1 @@
-"""Processes: the forkserver, signals, process trees."""
+"""Starts processes, binds them to CPUs, handles signals and kills process trees."""

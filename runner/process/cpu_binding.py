@@ -1,4 +1,4 @@
-"""Binds a worker to the CPUs close to its GPU, on nodes with several NUMA domains."""
+"""Binds a worker to the CPUs in the NUMA domain of its GPU, if the node has several NUMA domains."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 FEWEST_CORES = 2
-"""CPU cores that a worker with a GPU needs: one for Python and one for the backward thread."""
+"""Minimum number of CPU cores for a worker with a GPU: one for the Python thread and one for autograd's backward thread."""
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def bind_to_gpu(local_rank: int, workers: int) -> None:
-    """Bind this worker, one of `workers` on the node, to the CPUs close to its GPU. Call this before CUDA creates its context."""
+    """Bind this process to the CPUs close to GPU `local_rank`, one of `workers` GPUs. Call this before CUDA is initialised."""
     cpus = cpus_to_bind([_bus_id(gpu) for gpu in range(workers)], local_rank, os.sched_getaffinity(0))
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
         with suppress(ProcessLookupError):  # the thread has ended
@@ -21,7 +21,7 @@ def bind_to_gpu(local_rank: int, workers: int) -> None:
 
 
 def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> set[int]:
-    """Return the allowed CPUs close to a worker's GPU, or an empty set if the worker should not be bound to them."""
+    """Return the CPUs in `allowed` close to GPU `bus_ids[local_rank]`, or an empty set if its worker should not be bound."""
     near = [cpus_near(bus_id) & allowed for bus_id in bus_ids]
     own = near[local_rank]
     # Binding has no effect if all allowed CPUs are close. Each worker that shares the close CPUs needs FEWEST_CORES of them.
@@ -39,13 +39,13 @@ def cpus_near(bus_id: str) -> set[int]:
 
 
 def allowed_cpus() -> str:
-    """Return the CPUs that this process may run on, in the kernel's notation: `0-31,64-95`."""
+    """Return the CPUs that this process may run on, in the kernel's notation, such as `0-31,64-95`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list:"))
 
 
 def _bus_id(gpu: int) -> str:
-    """Return the PCI address of a GPU in the notation of sysfs."""
+    """Return the PCI address of a GPU as sysfs writes it: `0000:dc:00.0`."""
     import torch
 
     found = torch.cuda.get_device_properties(gpu)

@@ -1,4 +1,4 @@
-"""The forkserver: a process that imports torch once and forks all child processes. No child outlives the command."""
+"""The forkserver: a process that imports torch once and then forks every child process. No child outlives the command."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ PRELOAD = [
 
 context = multiprocessing.get_context("forkserver")
 _variables: Mapping[str, str] | None = None
-"""Variables added to the forkserver's environment; None before the forkserver is started."""
+"""Environment variables with which the forkserver was started, in addition to the command's; None before the start."""
 END_SIGNAL = signal.SIGUSR2  # not SIGTERM: SLURM sends SIGTERM to every process, and only the launcher may react
-"""The signal that makes a child write its stack to its log and end."""
+"""Signal that makes a child process write its Python stack to its log and then end."""
 LONGEST = 40
-"""Maximum number of bytes in the path of `temporary_folder`'s parent. The kernel limits a socket's path to 107 bytes."""
+"""Maximum bytes in the path of the directory that holds `temporary_folder`. The path of a socket is limited to 107 bytes."""
 
 
 def warm(variables: Mapping[str, str] | None = None) -> None:
     """
-    Start the forkserver and return within milliseconds. The forkserver imports torch in the background.
+    Start the forkserver, which imports torch in the background. This function returns within milliseconds.
 
-    Add `variables` to the forkserver's environment, because libraries read variables when they are loaded. If `variables` is
-    None, keep a running forkserver. Otherwise replace a running forkserver that has different variables. A forkserver that is
-    replaced must not have children.
+    The forkserver's environment includes `variables`, because libraries read environment variables when they are loaded. A
+    forkserver that already runs is kept if it has the same variables, or if `variables` is None. Otherwise it is killed and
+    replaced. A forkserver that is replaced must not have children.
     """
     global _variables
     if _variables is not None and variables in (None, _variables):
@@ -87,9 +87,9 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
 
 def temporary_folder() -> str:
     """
-    Return the folder for the forkserver's socket and other temporary files. Raise ConfigError if it cannot be created.
+    Return the folder for the forkserver's socket and other temporary files. Raise ConfigError if no folder can be created.
 
-    The first call creates the folder. The command removes it on exit. If the command is killed, the forkserver removes it.
+    The first call creates the folder. The command removes the folder on exit, or the forkserver does if the command is killed.
     """
     # multiprocessing would choose a folder in TMPDIR even if the path is too long for a socket.
     settings: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
@@ -114,7 +114,6 @@ def _remove_temporary_folder() -> None:
 
 
 def _kill() -> int | None:
-    """Kill the forkserver, even while it imports torch. Return its process id, or None if no forkserver was started."""
     pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -130,9 +129,9 @@ def exit_now(code: int) -> NoReturn:
 
 def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     """
-    Initialise a child process: append its output to `log`, ignore Ctrl-C, and make it end when its parent ends.
+    Set up this child process: append its output to `log`, ignore Ctrl-C, and have it killed when the launcher ends.
 
-    Replace the environment and sys.path, because the child inherits the values that they had when the forkserver started.
+    Set os.environ to `environment` and sys.path to `path`, because a child inherits both from the forkserver, not the launcher.
     """
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

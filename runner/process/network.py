@@ -1,7 +1,7 @@
-"""The network interface for gloo in a run on several nodes.
+"""Chooses the network interface that gloo uses in a run on several nodes.
 
-By default gloo uses the address that the host name resolves to. On Debian that address is 127.0.1.1. A rank that
-connects to 127.0.1.1 reaches its own node, not the intended one.
+By default, a rank tells the other ranks the address that its host name resolves to. On Debian this address is 127.0.1.1, and
+a rank that connects to 127.0.1.1 reaches its own node.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from socket import AF_INET, AF_INET6
 import psutil
 
 OUTSIDE = ("192.0.2.1", "2001:db8::1")
-"""Addresses reserved for documentation, used only to look up the default route. Nothing is sent to these addresses."""
+"""Addresses that no machine has (RFC 5737, RFC 3849). The kernel's route to them is the default route. Nothing is sent."""
 
 
 def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
     """
-    Return an interface that NCCL_SOCKET_IFNAME allows, or None if no interface is allowed.
+    Return the name of an interface for gloo, or None if NCCL_SOCKET_IFNAME allows no interface.
 
-    Prefer the interface that routes to the rendezvous on `master`. The node `master` has no such interface if its name
-    resolves to 127.0.1.1. The second choice is the interface of the default route, and the third is the first allowed interface.
+    The first choice is the interface with the route to the host `master`. The host `master` itself has none if its name
+    resolves to 127.0.1.1. The second choice is the interface of the default route, and the third is any allowed interface.
     """
     wanted = environment.get("NCCL_SOCKET_IFNAME", "")
     allowed = {name: addresses for name, addresses in interfaces().items() if allows(wanted, name)}
@@ -35,7 +35,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
 
 
 def allows(wanted: str, name: str) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME allows an interface: `eth,ib` by prefix, `=eth0` by name, `^eth` by excluded prefix."""
+    """Return whether NCCL_SOCKET_IFNAME=`wanted` allows an interface. `eth` is a prefix, `=eth0` a name; `^` excludes."""
     prefixes = [each for each in wanted.lstrip("^=").split(",") if each]
     exactly = wanted.lstrip("^").startswith("=")
     named = any(name == each if exactly else name.startswith(each) for each in prefixes)
@@ -45,7 +45,7 @@ def allows(wanted: str, name: str) -> bool:
 
 
 def sources(host: str) -> Iterator[str]:
-    """Yield the addresses from which this machine would send packets to a host."""
+    """Yield the addresses of this machine from which it would send packets to a host."""
     with suppress(OSError):
         for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind, protocol) as sender:
@@ -54,7 +54,7 @@ def sources(host: str) -> Iterator[str]:
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Return the IP addresses of every interface that is up, except link-local IPv6 addresses."""
+    """Return the IP addresses of the interfaces that are up, keyed by interface. Leave out link-local IPv6 addresses."""
     found = {}
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     for name, addresses in psutil.net_if_addrs().items():

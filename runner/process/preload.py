@@ -1,8 +1,8 @@
 """
 The first module that the forkserver imports. Importing it has two side effects:
 
-- Garbage collection is disabled, because collections would take 0.5 s of the 2.2 s that importing torch takes.
-- When the forkserver exits, it removes the command's temporary files, even if the command was killed.
+- Garbage collection is disabled. With garbage collection, importing torch takes 2.2 s, and collections are 0.5 s of this time.
+- The forkserver removes the command's temporary files when it exits, because a killed command cannot remove them.
 """
 
 import atexit

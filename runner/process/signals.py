@@ -1,7 +1,7 @@
-"""The signals that end a command. Interrupts end the command at once; stop requests end the command after a checkpoint.
+"""Handles the signals that end a command. An interrupt ends a run at once. A stop request ends a run after a checkpoint.
 
-Ctrl-C and SIGHUP are interrupts, but the first Ctrl-C is a stop request if the run saves checkpoints. In a SLURM job, SIGTERM
-and SIGUSR1 are stop requests (see `launch.preemption`). Outside SLURM jobs, SIGTERM is an interrupt.
+Ctrl-C and SIGHUP are interrupts. If the run saves checkpoints, the first Ctrl-C is a stop request instead. In a SLURM job,
+SIGTERM and SIGUSR1 are stop requests (see `launch.preemption`). Outside SLURM jobs, SIGTERM is an interrupt.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from meshrunner.recipes.errors import Interrupted
 
 
 def in_slurm_job() -> bool:
-    """Return whether this process runs in a SLURM job. Only a SLURM job receives stop requests by signal."""
+    """Return whether this process runs in a SLURM job."""
     return "SLURM_JOB_ID" in os.environ
 
 
 def job_start_id() -> str:
-    """Return an id for this start of the SLURM job, such as `12.0`: the job's id and how often it was requeued."""
+    """Return an id for this start of the SLURM job: `12.0` for job 12 at first, `12.1` after job 12 was requeued once."""
     return f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
 
 
 STOP_REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals that ask a run in a SLURM job to stop."""
+"""Signals that ask a run in a SLURM job to save a checkpoint and end."""
 INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.SIGTERM,)))
-"""Signals that interrupt a run."""
+"""Signals that end a run at once."""
 IGNORE_S = 15.0
 """Seconds after an interrupt during which further interrupts are ignored, so that the workers have time to end."""
 REPEAT_S = 0.01
-"""Seconds after which an interrupt that arrived in a finalizer is repeated."""
+"""Seconds after which an interrupt is sent again if it arrived in a finalizer (`__del__`), where its exception is lost."""
 
 
 def hold_stop_requests() -> None:
-    """Block stop requests in a SLURM job until a `Preemption` handles them. Otherwise a stop request would kill the command."""
+    """Block STOP_REQUESTS in a SLURM job until a `Preemption` handles these signals. By default they would kill the command."""
     if in_slurm_job():
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_REQUESTS)
 
 
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
-    """Raise Interrupted when one of INTERRUPTS arrives, then ignore INTERRUPTS for IGNORE_S. `consequence` ends the message."""
+    """Raise Interrupted when one of INTERRUPTS arrives, then ignore them all for IGNORE_S. `consequence` ends the message."""
     last, received = float("-inf"), 0
 
     def interrupt(number: int, _: object) -> None:
@@ -77,7 +77,7 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 @contextmanager
 def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
-    """Call `request` on the first Ctrl-C. If `request` returns False, interrupt the run. Later Ctrl-Cs always interrupt it."""
+    """Call `request` on the first Ctrl-C, and interrupt the run if `request` returns False. Interrupt it on any later Ctrl-C."""
     interrupt = signal.getsignal(signal.SIGINT)
     assert callable(interrupt)
 
@@ -95,7 +95,7 @@ def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
-    """Delay signals until the end of the context. A process started inside the context keeps these signals blocked."""
+    """Block signals until the end of the context. A process that is started inside the context inherits the blocked signals."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Makes the standard streams safe to use even if a stream is closed, its disk is full or its pipe has no reader."""
+"""Replaces the standard streams, so that a closed stream, a full disk or a pipe without a reader raises no error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Output(io.FileIO):
 
 def secure_streams() -> None:
     """
-    Reopen closed standard streams on /dev/null, and make sys.stdout and sys.stderr streams whose writes never raise OSError.
+    Open /dev/null in place of closed standard streams. Replace sys.stdout and sys.stderr by streams that never raise OSError.
 
     Call this before any file is opened. Otherwise a file could get the descriptor of a closed standard stream, and workers would
     write their output to that file.
@@ -62,7 +62,7 @@ def secure_streams() -> None:
 
 
 def output_is_lost() -> bool:
-    """Flush stdout and stderr. Return whether output to stdout was lost for a reason other than a closed pipe."""
+    """Flush stdout and stderr. Return whether a write to stdout failed for a reason other than a closed pipe."""
     sys.stdout.flush()
     sys.stderr.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)

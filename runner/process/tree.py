@@ -1,4 +1,4 @@
-"""Functions for process trees."""
+"""Finds and kills the descendants of a process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def process_name(process: psutil.Process) -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process exists and is not a zombie. A process that merely reuses the process id does not count."""
+    """Return whether a process still runs. Return False for a zombie, and for another process that got the same process id."""
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

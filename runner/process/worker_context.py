@@ -1,4 +1,4 @@
-"""The context that a launcher passes to a worker: the worker's rank and node, and memory shared with the launcher."""
+"""Defines the data that a launcher (the process that starts a node's workers) passes to each worker."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from meshrunner.recipes.meter import PHASES, Phase
 
 
 class SharedIntegers:
-    """A fixed number of integers, initially 0, shared with child processes. Each integer has one writer, so there is no lock."""
+    """Integers in memory that parent and child processes share. There is no lock, so each integer has only one writer."""
 
     # An anonymous file (memfd) needs neither /dev/shm nor a temporary folder, unlike multiprocessing's arrays.
 
     def __init__(self, count: int, file: Any = None) -> None:
-        """Create the shared memory. If `file` is given, it is a DupFd of the parent's shared memory: map that memory instead."""
+        """Create `count` zeros in new shared memory or, if `file` (a DupFd) is given, map the parent's shared memory."""
         self._file = os.memfd_create("meshrunner") if file is None else file.detach()
         weakref.finalize(self, os.close, self._file)
         if file is None:
@@ -44,16 +44,16 @@ class SharedIntegers:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a run, and the rendezvous of the run."""
+    """A node of a run, and the rendezvous: the address to which all ranks of the run connect."""
 
     rank: int
     count: int
     host: str
-    """Host name of the rendezvous, on the node of rank 0."""
+    """Name of the host on which rank 0 opens the rendezvous."""
     port: int
-    """TCP port of the rendezvous. A run on a single node may use 0 to choose a free port."""
+    """TCP port of the rendezvous. In a run on a single node, it may be 0: rank 0 then chooses a free port."""
     rendezvous: str
-    """Id of the rendezvous. Each start of the job has a new id, so that workers of an earlier start cannot join."""
+    """Id of the rendezvous. It changes each time the SLURM job starts, so that workers of an earlier start cannot join."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,16 @@ class WorkerContext:
     threads: int
     attempt: int
     port: SharedIntegers
-    """One integer: the port of the rendezvous. If rank 0 chooses the port, this is 0 until rank 0 opens the rendezvous."""
+    """One integer: the port of the rendezvous. If rank 0 chooses the port, this integer is 0 until it has done so."""
     steps: SharedIntegers
-    """One integer per rank on this node, in the order of ranks: the rank's last completed step."""
+    """One integer per rank on this node: the last step that the rank completed."""
     phase: SharedIntegers
-    """One integer: the phase of this node's first rank, as an index into PHASES."""
+    """One integer: the index in PHASES of the activity (such as saving a checkpoint) of this node's first rank."""
     stop_requested: SharedIntegers | None
-    """One integer, nonzero once the run should save a checkpoint and end; None if nothing can request a stop."""
+    """One integer, nonzero if the run should save a checkpoint and end. None if this run cannot be asked to stop."""
 
     def doing(self, phase: Phase) -> None:
-        """Tell the launcher that this rank enters a phase. Only the first rank of a node reports."""
+        """Tell the launcher which phase begins. The call has no effect unless this is the first rank of its node."""
         if self.local_rank == 0:
             self.phase[0] = PHASES.index(phase)
 
@@ -88,7 +88,7 @@ class WorkerContext:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that torchrun would set, for user code that reads them."""
+        """Environment variables that torchrun would set. User code may read these variables."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),

@@ -1,1 +1,1 @@
-"""Profiles the time or the memory of a few measured steps."""
+"""Profiles the time or the memory of a few training steps."""

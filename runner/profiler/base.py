@@ -1,4 +1,4 @@
-"""Defines the `profiler` group: the window of profiled steps, and the session that the meter drives on every rank."""
+"""Base classes: the options of `profiler`, and the session, whose methods the meter calls at each step of a rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ProfiledRun(NamedTuple):
-    """Settings of an experiment that profilers depend on."""
+    """The settings of a run that its profiler needs to know."""
 
     steps: int
     measure_after: int
@@ -29,7 +29,7 @@ class ProfiledRun(NamedTuple):
 
 
 class Profiler(Option):
-    """Base of the profilers."""
+    """Base of the options of `profiler`."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.runner.profiler.base:NoProfiler",
@@ -38,15 +38,15 @@ class Profiler(Option):
     }
 
     def problems(self, run: ProfiledRun, ranks: int) -> list[str]:
-        """Return an error message for each setting that does not suit the run or its number of ranks."""
+        """Return an error message for each setting of the profiler that does not suit the run or its number of ranks."""
         return []
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
-        """Return a warning for each setting that may not work as intended. `done`: steps completed by earlier attempts."""
+        """Return a warning for each setting that may not work as intended. `done`: number of steps before this attempt."""
         return []
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
-        """Open a worker's session. The meter calls this after the rank's device is set, before the model is built."""
+        """Create the session of one worker. The meter calls this after the device is set and before the model is built."""
         return Session(None, run, run_dir, 0)
 
 
@@ -64,17 +64,17 @@ def _ranks(value: Any) -> Any:
 
 
 class Windowed(Profiler):
-    """Base of profilers with a window of `steps` steps. An attempt's window begins after measure_after + `start` steps."""
+    """Base of profilers that profile a window of consecutive steps, after an attempt's first `measure_after` + `start` steps."""
 
     start: Annotated[int, whole(at_least=0)]
-    """Number of measured steps before the window."""
+    """Number of steps between the first `measure_after` steps and the window of profiled steps."""
     steps: Count
     """Number of profiled steps."""
     ranks: Annotated[list[int] | Literal["all"], BeforeValidator(_ranks)]
-    """Ranks to profile: a list, or all."""
+    """Ranks to profile: a list such as [0, 1], or all."""
 
     def last_step(self, run: ProfiledRun, done: int = 0) -> int:
-        """Return the step at which the profiling window ends, for an attempt that resumes after `done` steps."""
+        """Return the number of the last step to profile, if the run is resumed after `done` steps."""
         return done + run.measure_after + self.start + self.steps
 
     def _exceeds_steps(self, run: ProfiledRun, done: int = 0) -> str:
@@ -100,46 +100,46 @@ class Windowed(Profiler):
 
 
 class Session:
-    """Session of a profiler on one rank. The meter drives it. Subclasses profile the window on the chosen ranks."""
+    """The work of a profiler on one rank. The meter creates a session on every rank, but only the chosen ranks profile."""
 
     figures: ClassVar[tuple[str, ...]] = ()
-    """Names of the figures that `end` returns."""
+    """Names of the figures (measured numbers) that `end` returns."""
     warms_up: ClassVar[bool] = False
-    """Whether to profile the step before the window as a warm-up for the profiler, and to discard that profile."""
+    """Whether the profiler warms up in the step before the window. The profile of that step is discarded."""
 
     def __init__(self, option: Windowed | None, run: ProfiledRun, run_dir: Path, rank: int) -> None:
-        """Open the session. If `option` is None, the session has no window."""
+        """Create the session. If `option` is None, the session profiles no steps."""
         self.option, self.run, self.run_dir, self.rank = option, run, run_dir, rank
         self.chosen = option is not None and (option.ranks == "all" or rank in option.ranks)
         self.first = self.last = self.next_step = 0
         self.in_step = ExitStack()
-        """Contexts that stay open while a step runs."""
+        """Contexts that are open only while a step runs."""
 
     @property
     def recording(self) -> bool:
-        """Whether the current step is profiled and so excluded from throughput."""
+        """Whether the profiler runs in the current step. Such a step does not count towards throughput."""
         return self.first > 0 and self.first - self.warms_up <= self.next_step <= self.last
 
     def started(self, device: torch.device, done: int) -> None:
-        """Set the window once the model is built. Earlier attempts completed `done` steps."""
+        """Compute which steps to profile, once the model is built. `done`: number of steps before this attempt."""
         self.device, self.next_step = device, done + 1
         if self.option is not None and (last := self.option.last_step(self.run, done)) <= self.run.steps:
             self.first, self.last = last - self.option.steps + 1, last
         self._enter_window()
 
     def turns_after(self, step: int) -> bool:
-        """Return whether profiling begins or ends after this step. If so, the device must be idle. All ranks return the same."""
+        """Return whether the profiler starts or stops after this step, on any rank. The device must be idle then."""
         return step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
 
     def step_begins(self) -> None:
-        """Prepare for the next step. The meter calls this before each step."""
+        """Prepare to profile step `next_step`. The meter calls this before each step."""
 
     def pause(self) -> None:
-        """Close the contexts of the current step. The meter calls this before any work that belongs to no step."""
+        """Close the contexts of the current step. The meter calls this before work between steps, such as saving a checkpoint."""
         self.in_step.close()
 
     def step_done(self, step: int) -> list[float] | None:
-        """Pause. Return this rank's figures if the window ends with this step, or None if it does not."""
+        """Finish a step. Return this rank's figures if this is the last profiled step, otherwise None."""
         self.pause()
         self.next_step = step + 1
         self._enter_window()
@@ -155,18 +155,18 @@ class Session:
             self.begin()
 
     def warm_up(self) -> None:
-        """Profile the warm-up step, `next_step`. There is no warm-up if the window begins with the attempt's first step."""
+        """Start the profiler in the warm-up step, `next_step`. If the attempt's first step is profiled, there is no such step."""
 
     def begin(self) -> None:
-        """Begin to profile the window. Its first step is `next_step`."""
+        """Start to profile. The first step to profile is `next_step`."""
 
     def end(self) -> list[float]:
-        """End the window: write this rank's files and return its figures. An unknown figure is NaN."""
+        """Stop profiling. Write this rank's files and return the values of `figures`, with NaN for unknown values."""
         return []
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return entries of summary.json, given all ranks' figures [ranks, figures]. Called on rank 0 after the window."""
+        """Return entries for summary.json. `figures[rank]` holds what `end` returned on this rank. Called on rank 0 only."""
         return {}
 
     def out_of_memory(self) -> None:
-        """Write the profile so far. The worker calls this if memory runs out."""
+        """Write the profile of the steps so far. The worker calls this when it runs out of memory."""

@@ -25,18 +25,18 @@ class MemoryProfile(Windowed):
     """
     Memory profile of the chosen ranks.
 
-    CUDA: trace/memory_rank0.pickle holds the allocator's history with stacks, from the start of the run to the end of the window.
-    View it at pytorch.org/memory_viz. It is written when the window ends or memory runs out. Rows of events.jsonl up to the end
-    of the window are marked `profiled`. If memory runs out after the window, trace/memory_rank0_oom.pickle holds the allocator's
-    state without history.
+    On CUDA, trace/memory_rank0.pickle lists allocations and frees with their stacks, from the start of the run to the end of the
+    window (the profiled steps). View this file at pytorch.org/memory_viz. It is written when the window ends or memory runs out.
+    Steps up to the end of the window do not count towards throughput. If memory runs out after the window, the file
+    trace/memory_rank0_oom.pickle shows the memory held at that moment.
 
-    CPU: trace/memory_rank0.json holds the peak of live tensors in the window, by category. `memory/peak_live_gib` and
-    `memory/live_*_gib` in summary.json come from the rank with the highest peak. These figures are unknown for a compiled model
-    (see `MemoryLedger`).
+    On a CPU, trace/memory_rank0.json holds the peak bytes of live tensors in the window, in total and per category. The keys
+    `memory/peak_live_gib` and `memory/live_*_gib` in summary.json hold these values in GiB for the rank with the highest peak.
+    They are null if the model is compiled, because `MemoryLedger` cannot track compiled code.
     """
 
     max_entries: Count
-    """CUDA: number of latest allocations and frees to keep in the history."""
+    """Number of most recent allocations and frees to keep in the history, on CUDA."""
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         found = super().remarks(run, device_type, done)
@@ -50,7 +50,7 @@ class MemoryProfile(Windowed):
 
 
 class HistorySession(Session):
-    """Session that records the history of the caching allocator, from before the model is built to the end of the window."""
+    """Session on CUDA. It records the caching allocator's history, from before the model is built to the end of the window."""
 
     figures: ClassVar[tuple[str, ...]] = ("written",)
     option: MemoryProfile
@@ -90,7 +90,7 @@ class HistorySession(Session):
 
 
 class LiveSession(Session):
-    """Session that runs a `MemoryLedger` during the steps of the window, but not between steps."""
+    """Session on a CPU. A `MemoryLedger` tracks live tensors during the profiled steps, but not between steps."""
 
     figures: ClassVar[tuple[str, ...]] = KEYS
     option: MemoryProfile
@@ -122,7 +122,7 @@ class LiveSession(Session):
             self._write(out_of_memory=True)
 
     def _write(self, *, out_of_memory: bool) -> list[float]:
-        """Write the peak to this rank's file, and return the values of KEYS."""
+        """Write the peak memory to this rank's file, and return the values of KEYS."""
         peak = None if self.ledger is None else self.ledger.peak
         record: dict[str, Any] = {"rank": self.rank, "steps": [self.first, self.last], "out_of_memory": out_of_memory}
         record |= {"peak_live_bytes": peak and peak.total, "by_category": peak and peak.by_category}

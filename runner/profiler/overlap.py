@@ -1,7 +1,7 @@
 """Computes the shares of compute, exposed communication and idle time in profiled steps from a Chrome trace.
 
 Each moment of a step is *compute* (compute work runs, whether or not a collective runs too), *exposed communication*
-(only a collective runs) or *idle* (neither runs). Time that a collective waits for a slower rank is communication.
+(only a collective runs) or *idle* (neither runs). If a collective waits for a slower rank, this time is communication.
 
 On CUDA, NCCL kernels are communication. All other kernels, all copies and all fills, on any stream, are compute.
 
@@ -10,8 +10,8 @@ On a CPU there are no streams, only operators on threads:
 - A collective appears as `gloo:*` (such as `gloo:all_gather`) on a gloo thread from start to end, and as `c10d::*` on the
   training thread while it is enqueued. Both kinds of events, and copies inside them, are communication.
 - Other operators (`aten::*`, `fsdp::*`, a user's operators) and inductor's graphs are compute.
-- Events that enclose operators (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) are ignored. They may include time in
-  `work.wait()`. A trace has no events for `work.wait()` itself.
+- Events that enclose operators (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) are ignored, because part of their time may
+  be spent in `work.wait()`, for which a trace has no events.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LAUNCH = ("cuda_runtime", "cuda_driver")
 
 Event = dict[str, Any]
 Lane = tuple[str, Any]
-"""(kind, thread): the kind is STEP, COMPUTE or COMMUNICATION. On CUDA there is one lane per kind."""
+"""A pair (kind, thread). The kind is STEP, COMPUTE or COMMUNICATION. On CUDA, all streams share one lane per kind."""
 Span = tuple[Lane, float, float]
-"""(lane, begin, end): interval in microseconds during which the lane is busy."""
+"""An interval (lane, begin, end) in which a lane is busy. Begin and end are in microseconds."""
 
 
 class Shares(NamedTuple):
@@ -47,7 +47,7 @@ class Shares(NamedTuple):
 
 
 def shares(events: list[Event]) -> Shares | None:
-    """Return the shares over all steps in a trace, or None if the trace contains no steps."""
+    """Return the shares of all steps in a trace together, or None if the trace contains no steps."""
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
     on_device = [event for event in timed if event.get("cat") in ON_DEVICE]
     steps = [each for each in timed if each.get("cat") == "user_annotation" and each["name"].startswith(STEP)]
@@ -69,7 +69,7 @@ def shares(events: list[Event]) -> Shares | None:
 
 def _activity(busy: Counter[Lane]) -> str:
     """
-    Classify a moment as COMPUTE, COMMUNICATION or IDLE, given the number of spans open in each lane at that moment.
+    Return COMPUTE, COMMUNICATION or IDLE for a moment. `busy` counts the spans that are open at this moment in each lane.
 
     An operator that runs inside a collective on the same thread counts as communication.
     """
@@ -81,10 +81,10 @@ def _activity(busy: Counter[Lane]) -> str:
 
 def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Event]) -> Iterator[Span]:
     """
-    Yield the spans of the device's work and of the steps. Steps are timed by the device's work, as in the meter.
+    Yield the spans of kernels, copies and fills (the device's work), and the spans of steps.
 
-    A step ends when all device work launched in the step has ended. It begins when its annotation begins or when the previous
-    step ends, whichever is later.
+    A step ends when all device work that was launched in the step has ended. It begins when its annotation begins, but not
+    before the previous step ends.
     """
     launches: dict[int, float] = {_correlation(event): event["ts"] for event in timed if event.get("cat") in LAUNCH}
     ends: list[tuple[float, float]] = []
@@ -102,7 +102,6 @@ def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Eve
 
 
 def _spans_on_cpu(steps: list[Event], timed: list[Event]) -> Iterator[Span]:
-    """Yield the spans of the steps, and the spans of collectives and operators on all threads."""
     for event in steps:
         yield _span((STEP, None), event)
     for event in timed:

@@ -1,4 +1,4 @@
-"""Implements profiler=trace, which writes a Chrome trace per chosen rank and a table of compute, communication and idle time."""
+"""Implements profiler=trace: a Chrome trace of each chosen rank, and its shares of compute, communication and idle time."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace
 
 class TraceProfile(Windowed):
     """
-    Traces of some steps: trace/rank0.json.gz for Perfetto or chrome://tracing, and trace/table.json.
+    Chrome traces such as trace/rank0.json.gz (for Perfetto or chrome://tracing), and a table of time shares: trace/table.json.
 
-    The step before the profiling window warms the profiler up, because the first collection on CUDA starts slowly. This step is
-    not traced and does not count towards throughput. The peak host memory of the run includes the profiler's own memory.
+    The profiler warms up during the step before the traced steps, because it starts slowly on CUDA. This step is not traced and
+    does not count towards throughput. The peak host memory of the run includes the profiler's own memory.
     """
 
     with_stack: bool
-    """Record the source location of each operator's call. This slows down every operator."""
+    """Whether to record the source line that called each operator. This slows down every operator."""
     record_shapes: bool
-    """Record the shapes of each operator's inputs."""
+    """Whether to record the shapes of each operator's inputs."""
     profile_memory: bool
-    """Record allocated memory as a counter in the trace."""
+    """Whether to record allocated memory as a counter in the trace."""
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> TraceSession:
         return TraceSession(self, run, run_dir, context.rank)
 
 
 class TraceSession(Session):
-    """Session that runs torch.profiler during the profiling window and annotates each step."""
+    """Session that runs torch.profiler during the steps to profile, and annotates each of these steps in the trace."""
 
     figures: ClassVar[tuple[str, ...]] = Shares._fields
     warms_up: ClassVar[bool] = True
@@ -78,14 +78,14 @@ class TraceSession(Session):
         return list(shares(events) or [math.nan] * len(self.figures))
 
     def _synchronize(self) -> None:
-        """Wait for queued device work, so that no kernel runs across the beginning or the end of the window."""
+        """Wait until the device is idle, so that no kernel runs while the trace starts or stops."""
         if self.device.type == "cuda":
             import torch
 
             torch.cuda.synchronize(self.device)
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return the time shares, averaged over the profiled ranks. Write the shares of each rank to trace/table.json."""
+        """Write the time shares of each profiled rank to trace/table.json. Return their means over these ranks."""
         ranks = range(len(figures)) if self.option.ranks == "all" else sorted(self.option.ranks)
         rows = [{"rank": rank} | dict(zip(self.figures, figures[rank], strict=True)) for rank in ranks]
         (self.run_dir / TRACES).mkdir(exist_ok=True)

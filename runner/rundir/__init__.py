@@ -1,7 +1,7 @@
 """
-Read and write the files of run and sweep directories. The file names are defined in `files` and appear in no other package.
+Read and write run directories (the files of one run) and sweep directories (the runs of a sweep).
 
-Public names are imported at their first use, so that Tab completion and `--help` start without importing pydantic.
+Each public name is imported when it is first used, so that Tab completion and `--help` start fast, without pydantic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PUBLIC = {
     "summary": "VERDICT Layouts Summary add_layout measured_rows only_of_completed predicted summarise write_summary",
     "sweep": "PlacedSweep add_runs run_labels run_names sweep_damage sweep_title varying_overrides write_run_list",
 }
-"""The names that other packages import, by module."""
+"""Public names of this package, keyed by the module that defines them."""
 _MODULES = {name: module for module, names in PUBLIC.items() for name in names.split()}
 __all__ = list(_MODULES)
 

@@ -1,4 +1,4 @@
-"""Read the files of a run directory, even if some are damaged."""
+"""Find the damaged files of a run directory, and read the other files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshrunner.runner.rundir.states import Status
 from meshrunner.runner.rundir.summary import Layouts, Summary
 
 EVENTS_BYTES = 512 << 20
-"""Maximum size in bytes of an events.jsonl to read. A file of this size has about a million steps."""
+"""Maximum size of events.jsonl in bytes. A larger file counts as damaged. A file of this size has about a million steps."""
 READERS: dict[str, Callable[[Path], object]] = {
     files.STATUS: Status.load,
     files.SUMMARY: Summary.load,
@@ -29,14 +29,14 @@ READERS: dict[str, Callable[[Path], object]] = {
     files.CONFIG: lambda path: load_config(path.parent),
     files.OVERRIDES: lambda path: load_overrides(path.parent),
 }
-"""The function that reads each file of a run directory. It raises ValueError or OSError if that file is damaged."""
+"""Functions that read a file of a run directory, keyed by file name. They raise ValueError or OSError for a damaged file."""
 RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
-"""The JSON files. `inspect` reads only these by default: reading the two YAML files takes longer than reading all JSON files."""
+"""Names of the JSON files. `inspect` skips the two YAML files by default: reading them takes longer than all JSON files."""
 
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
     """
-    Return a message about the first damaged file ("" if none is damaged), and the undamaged records: {Status: ..., Summary: ...}.
+    Return a message about the first damaged file, or "", and the content of the undamaged files: {Status: ..., Summary: ...}.
 
     Only the files in `names` are read. A missing file does not count as damaged.
     """
@@ -57,5 +57,5 @@ def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[ty
 
 
 def find_damage(run_dir: Path, names: Iterable[str] = READERS) -> str:
-    """Return the reason why the first damaged file of a run directory cannot be read, or "" if no file is damaged."""
+    """Return a message about the first damaged file of a run directory, or "" if no file is damaged."""
     return inspect(run_dir, names)[0]

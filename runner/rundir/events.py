@@ -14,14 +14,14 @@ from meshrunner.runner.rundir.states import is_count
 
 CHUNK_BYTES = 8 << 20
 TYPICAL_ROW = 1 << 10
-"""Bytes to read from the end of the file for each requested row: twice the length of a typical row."""
+"""Bytes that `last_rows` reads for each requested row. A typical row has half as many bytes."""
 
 
 class StepRow(dict[str, float | None]):
     """
-    A row of events.jsonl: a dict from keys to figures. A figure that is unknown is None.
+    A row of events.jsonl: the numbers measured in one step (figures), keyed by name such as `train/loss`; None if unknown.
 
-    Pydantic does not validate rows: a run may have a million rows, and validating them would take longer than parsing them.
+    Rows are not validated with pydantic, because a run may have a million rows and validation would be slower than parsing.
     """
 
     @property
@@ -36,7 +36,7 @@ class StepRow(dict[str, float | None]):
 
 
 class Tail:
-    """A reader of a growing events.jsonl. It keeps an incomplete last line for later and skips damaged lines."""
+    """Reader of an events.jsonl to which a run still appends. Damaged lines are skipped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class Tail:
         self._rest = b""
 
     def read(self) -> list[StepRow]:
-        """Return the rows completed since the last call, in file order, or [] if the path is missing or not a regular file."""
+        """Return the complete rows that were appended since the last call, or [] if the file is missing or not a regular file."""
         rows: list[StepRow] = []
         try:
             with open_regular(self.path) as file:
@@ -72,7 +72,7 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[StepRow]:
 
 
 def last_rows(run_dir: Path, count: int) -> list[StepRow]:
-    """Return at most `count` of a run's newest rows, oldest first. Only the end of the file is read."""
+    """Return a run's newest rows (at most `count`), oldest first. Read only the end of the file."""
     path = run_dir / EVENTS
     try:
         with open_regular(path) as file:

@@ -1,7 +1,7 @@
 """The names of the files in run and sweep directories. No other package contains these names.
 
-JSON files are replaced atomically; `events.jsonl` is append-only. This module does not import pydantic, because tab completion
-imports it and must be fast.
+A run replaces its JSON files atomically, but appends to `events.jsonl`. This module does not import pydantic, so that Tab
+completion, which imports this module, is fast.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 LAYOUTS = "layouts.json"
-"""The layouts of a run. An attempt begins a new layout if a setting that affects a step's time or memory has changed."""
+"""The settings that affect a step's time or memory. Each attempt that changes such a setting adds an entry (a layout)."""
 PLAN = "plan.json"
 """The prediction made before the run began, as `meshrunner plan --json` prints it."""
 ERROR = "error.json"
 """The exit code and the error of the rank that failed first."""
 TRACKING = "tracker.json"
-"""The state of a run's tracker. If a run has several trackers, `tracking` returns the file of each tracker."""
+"""The state of a run's tracker, such as W&B. If a run has several trackers, each has its own file (see `tracking`)."""
 LOGS = "logs"
 DATA_LOG = f"{LOGS}/data.log"
 LAUNCHER_LOG = f"{LOGS}/launcher.log"
@@ -39,11 +39,10 @@ TRACE_TABLE = f"{TRACES}/table.json"
 """Shares of compute, exposed communication and idle time for each profiled rank."""
 TENSORBOARD = "tensorboard"
 HPARAMS = f"{TENSORBOARD}/hparams"
-"""Settings and final figures for TensorBoard's HParams tab."""
+"""Settings and final measurements for TensorBoard's HParams tab."""
 WANDB = "wandb"
-"""Folder that the wandb library creates."""
 STOP_REQUEST = "preempt"
-"""File that slurm/run.sbatch writes when SLURM asks the job to stop. The text `12.0` means job 12 after 0 requeues."""
+"""File that slurm/run.sbatch writes when SLURM asks the job to stop. It contains `12.0` for job 12 before any requeue."""
 SLURM_JOB = "slurm.json"
 """The newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
@@ -61,26 +60,26 @@ MULTIRUN = "multirun.yaml"
 REPORT = "report.html"
 """The report page, written at the end of a sweep."""
 RECORD_BYTES = 32 << 20
-"""Maximum size in bytes of a JSON or YAML file to read."""
+"""Maximum size of a JSON or YAML file in bytes. A larger file counts as damaged."""
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run directory, damaged or not."""
+    """Return whether a folder is a run directory, damaged or not."""
     return os.path.lexists(folder / CONFIG)
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder is a sweep directory, damaged or not."""
+    """Return whether a folder is a sweep directory, damaged or not."""
     return os.path.lexists(folder / SWEEP)
 
 
 def tracking(folder: Path, member: str = "") -> Path:
-    """Return the path of a tracker's record. `member` is the tracker's name; it is empty if the run has only one tracker."""
+    """Return the path of the file with a tracker's state. `member`: the tracker's name, or "" if the run has only one tracker."""
     return folder / (f"tracker-{member}.json" if member else TRACKING)
 
 
 def tracker_log(folder: Path, member: str = "") -> Path:
-    """Return the path of a tracker's log. `member` is the tracker's name; it is empty if the run has only one tracker."""
+    """Return the path of the log of a tracker. `member` is the tracker's name, or "" if the run has only one tracker."""
     return folder / LOGS / (f"tracker-{member}.log" if member else "tracker.log")
 
 
@@ -95,7 +94,7 @@ def rank_error(run_dir: Path, rank: int) -> Path:
 
 
 def node_file(run_dir: Path, node: int) -> Path:
-    """Return the path of a node's record. A run on a single node has no node records."""
+    """Return the path of the file with a node's heartbeat and outcome. Only runs on several nodes have such files."""
     return run_dir / LOGS / f"node{node}.json"
 
 
@@ -110,7 +109,7 @@ def memory_profile(run_dir: Path, rank: int, ending: str) -> Path:
 
 
 def slurm_script(folder: Path, number: int | None = None) -> Path:
-    """Return the path of the submitted script. If a sweep needs several job arrays, `number` counts them from 0."""
+    """Return the path of the script submitted to SLURM. `number`: index of the job array, if a sweep needs several."""
     return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
 
 

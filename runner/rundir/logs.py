@@ -16,9 +16,9 @@ CURRENT = "Current thread"
 FATAL = "Fatal Python error"
 """Start of the line that faulthandler writes when a process crashes."""
 TERMINATED = re.compile(r"\s*what\(\):\s+(?:\[PG [^\]]*\] )?(.*)")
-"""Line in which the C++ runtime reports an uncaught exception. Group 1 is the message without torch's `[PG ...]` prefix."""
+"""Pattern for the line in which C++ reports an uncaught exception. Group 1 is the message without torch's `[PG ...]` prefix."""
 STACK_LINES = 200
-"""Maximum lines of a stack at the end of a log. If more lines follow the stack's first line, the process has kept running."""
+"""Maximum number of lines of a stack. If more lines than this follow a stack's start, the process kept running afterwards."""
 
 
 def _tail(log: Path) -> list[str]:

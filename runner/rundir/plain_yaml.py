@@ -1,4 +1,4 @@
-"""Read YAML with libyaml, because libyaml is ten times faster than PyYAML's pure-Python parser."""
+"""Read YAML with libyaml, which is ten times faster than PyYAML's pure-Python parser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class YamlLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A safe loader that reads 1e-3 as a number, as OmegaConf does."""
+    """YAML loader that reads `1e-3` as a number, as OmegaConf does. PyYAML would read a string."""
 
 
 YamlLoader.add_implicit_resolver(

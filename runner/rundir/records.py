@@ -1,7 +1,7 @@
 """
-The JSON files of a run directory as typed records.
+Pydantic models (records) of the JSON files in a run directory.
 
-The fields of a record define how its file is read, written and checked for damage. A missing key gets its field's default.
+A file is damaged if it does not match its model. If a key is missing in a file, its field gets the default value.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from meshrunner.runner.rundir.files import RECORD_BYTES, write_json
 T = TypeVar("T")
 
 Text = InstanceOf[str]
-"""A string. Unlike pydantic's `str`, this type accepts file names that are not UTF-8 (surrogate escapes)."""
+"""A string. Unlike pydantic's `str`, this type also accepts file names that are not UTF-8 (surrogate escapes)."""
 Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 """An integer of at least 0, such as a step, an attempt or a process id."""
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Measured = Annotated[Annotated[float, Field(strict=True)] | None, AfterValidator(number)]
-"""A figure, or None if the figure is unknown or not finite."""
+"""A measured number (figure), or None if it is unknown or not finite."""
 
 
 def null_as(default: T) -> BeforeValidator:
@@ -34,7 +34,7 @@ def null_as(default: T) -> BeforeValidator:
 
 
 def under(key: str) -> Any:
-    """Return a field with default None for a key that is not a valid attribute name, such as `model/params`."""
+    """Return a field with default None, stored under a key that cannot be an attribute's name, such as `model/params`."""
     return Field(None, validation_alias=key, serialization_alias=key)
 
 
@@ -44,13 +44,13 @@ def unreadable(name: str | Path, error: Exception) -> str:
 
 
 class JsonFile(BaseModel):
-    """A JSON file, or an object in a JSON file. Keys unknown to this version of meshrunner are kept."""
+    """Base of the records. Keys that this version of meshrunner does not know are kept when a file is rewritten."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file. A missing file gives an empty record. Raise OSError if reading fails, or ValueError if it is damaged."""
+        """Read a file; return an empty record if it is missing. Raise OSError if reading fails, ValueError if it is damaged."""
         try:
             content = read_regular(path, RECORD_BYTES)
         except FileNotFoundError:
@@ -99,7 +99,7 @@ class JsonFile(BaseModel):
 
 
 class Environment(JsonFile):
-    """The content of `environment.json`: versions, devices, environment variables, and the value that replaced each `auto`."""
+    """The content of `environment.json`: the software and hardware of a run, and the value that replaced each `auto`."""
 
     host: Text | None = None
     command: list[Text] = []
@@ -121,11 +121,11 @@ class Environment(JsonFile):
     resolved: dict[str, Any] = {}
     """Value that the run chose for each key that is `auto` or null in the configuration."""
     cpus: list[Text] = []
-    """CPUs that each worker may run on, one entry per worker, in the order of ranks."""
+    """CPUs that each worker may run on, such as `0-31`: one entry per worker, in the order of ranks."""
 
     @property
     def precision(self) -> str | None:
-        """The `precision.kind` that was chosen for `precision=auto`, or None if it is not recorded."""
+        """The `precision.kind` that the run chose for `precision=auto`, or None if no choice is recorded."""
         kind = self.resolved.get("precision.kind")
         return str(kind) if kind else None
 
@@ -159,12 +159,12 @@ class Failure(RankError):
 
 
 class Tracking(JsonFile):
-    """The content of `tracker.json`: the state of a tracker."""
+    """The content of `tracker.json`: the state of a tracker, which reports a run to a service such as W&B."""
 
     run_id: Annotated[str, Field(pattern="^[0-9A-Za-z]{1,64}$")] | None = None
-    """Id that all attempts and all trackers of a run share. The id is used in file names, hence the pattern."""
+    """Id of the run, shared by its attempts and trackers. File names contain the id, so only these characters are valid."""
     phase: Text | None = None
-    """Phase of the tracker: `starting`, `opening`, `following`, `finishing` or `finished`."""
+    """Current activity of the tracker: `starting`, `opening`, `following`, `finishing` or `finished`."""
     warning: Text | None = None
     """Message of the error that ended the tracker."""
 
@@ -197,14 +197,14 @@ class TraceTable(JsonFile):
 
 
 class NodeOutcome(JsonFile):
-    """The outcome of the workers on one node. The node publishes it for the other nodes."""
+    """The final state of the workers on one node, and the reason for it. The other nodes read this record."""
 
     state: Text
     reason: Text
     rank: Count | None = None
     exit_code: int | None = None
     collateral: bool = False
-    """Whether the outcome is a failure that another rank's failure may have caused."""
+    """Whether the workers may have failed only because another rank failed first."""
     time: Number
 
 
@@ -212,12 +212,11 @@ class NodeRecord(JsonFile):
     """The content of `logs/node<N>.json` in a run on several nodes: node N's heartbeat and the outcome of its workers."""
 
     rendezvous: Text | None = None
-    """Id of the rendezvous, new at each start of the job. A requeued job ignores files that contain an older id."""
+    """Id of the rendezvous. It changes at each start of the SLURM job. Files with the id of an earlier start are ignored."""
     host: Text | None = None
     pid: Count | None = None
     beat: Count = 0
-    """Number of heartbeats so far."""
     workers: list[dict[str, int]] = []
     outcome: NodeOutcome | None = None
     gone: bool = False
-    """Whether the node has finished."""
+    """Whether the node's launcher has finished."""

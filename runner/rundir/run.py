@@ -16,7 +16,7 @@ from meshrunner.runner.rundir.states import Status, is_count
 def place_run(
     config: dict[str, Any], run_dir: Path, overrides: dict[str, Any], plan: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a run directory in state `pending`; raise ConfigError if `run_dir` already holds a run or cannot be written."""
+    """Create the directory of a run in state `pending`. Raise ConfigError if `run_dir` holds a run or cannot be written."""
     from omegaconf import OmegaConf  # not at the top: workers import this module and start faster without it
 
     try:
@@ -38,7 +38,7 @@ def place_run(
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """Return the configuration in a run directory; raise ConfigError if config.yaml is missing or not a YAML mapping."""
+    """Return a run's configuration. Raise ConfigError if config.yaml is missing or is not a YAML mapping."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -77,7 +77,7 @@ def key_of(override: str) -> str:
 
 
 def options_in_force(choices: Mapping[str, str], environment: Environment) -> dict[str, str]:
-    """Return the chosen option of each group. The precision that a run chose, if known, replaces `precision=auto`."""
+    """Return the options in `choices`, but replace `precision=auto` by the precision that the run chose, if recorded."""
     known = environment.precision
     return {**choices, "precision": known} if known and choices.get("precision") == "auto" else {**choices}
 
@@ -86,13 +86,13 @@ class Overrides(NamedTuple):
     """The content of overrides.yaml."""
 
     choices: dict[str, str] = {}
-    """Name of the chosen option of each group. Groups without a chosen option and Hydra's own groups are omitted."""
+    """Names of the chosen options, keyed by group. Hydra's own groups and groups without a chosen option are left out."""
     task: tuple[str, ...] = ()
     """The overrides that the user typed."""
 
 
 def load_overrides(run_dir: Path) -> Overrides:
-    """Read overrides.yaml, if it exists. Raise OSError if the file cannot be read, or ValueError if it is damaged."""
+    """Read overrides.yaml, which may be missing. Raise OSError if the file cannot be read, or ValueError if it is damaged."""
     try:
         found = _load_yaml(run_dir / OVERRIDES)
     except FileNotFoundError:
@@ -106,7 +106,7 @@ def load_overrides(run_dir: Path) -> Overrides:
 
 
 def read_overrides(run_dir: Path) -> Overrides:
-    """Return the content of overrides.yaml, empty if the file is missing, unreadable or damaged."""
+    """Return the content of overrides.yaml. The result is empty if the file is missing, unreadable or damaged."""
     try:
         return load_overrides(run_dir)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """
 Read and update `status.json`, the record of a run's state and owner. The owner is the process that executes the run.
 
-If the owner is dead, or its heartbeat is too old, another process may become the owner.
+Another process may become the owner if the owner is dead or its heartbeat is too old.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshrunner.runner.rundir.records import Count, JsonFile, Number, Text, null
 FINAL = frozenset({"completed", "failed", "oom", "timeout", "skipped", "interrupted", "preempted"})
 """States of runs whose execution has ended."""
 RESULTS = frozenset({"completed", "oom", "skipped"})
-"""States that count as results. A sweep executes a run in one of these states again only if `sweep.rerun` names the state."""
+"""States of runs that a sweep does not execute again, unless `sweep.rerun` names the state."""
 CRASHED = frozenset({"failed", "timeout"})
 """States of runs that `sweep.retry` executes again."""
 
@@ -37,7 +37,7 @@ State = Literal["pending", "running", "completed", "failed", "oom", "timeout", "
 
 
 class Owner(JsonFile):
-    """The process that executes a run. The fields distinguish it from a later process with the same pid."""
+    """The process that executes a run. The fields distinguish this process from a later one with the same pid."""
 
     host: Text = ""
     pid: Count | None = None
@@ -56,7 +56,7 @@ class Status(JsonFile):
     """The state of the run; None if status.json is missing."""
     reason: Annotated[Text, null_as("")] = ""
     attempt: Annotated[Count, null_as(0)] = 0
-    """Number of times that the run has been started."""
+    """Number of the current or last attempt: how many times the run was started or resumed."""
     started: Number | None = None
     ended: Number | None = None
     heartbeat: Number | None = None
@@ -66,12 +66,12 @@ class Status(JsonFile):
 
 
 def is_count(value: Any) -> TypeGuard[int]:
-    """Whether a value is an integer from 0 to 2^53 - 1. A bool does not count as an integer."""
+    """Return whether a value is an integer from 0 to 2^53 - 1. Return False for a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
 
 
 def read_status(run_dir: Path) -> Status:
-    """Return the status of a run; return an empty status if status.json is missing or damaged."""
+    """Return the status of a run. The result is empty if status.json is missing or damaged."""
     return Status.read(run_dir / STATUS)
 
 
@@ -109,7 +109,7 @@ def this_process() -> Owner:
 
 
 def owner_is_alive(status: Status) -> bool:
-    """Whether the owner in `status.json` still executes the run."""
+    """Return whether the process that `status` names as the owner still executes the run."""
     owner = status.owner
     if status.state != "running" or not owner:
         return False
@@ -131,7 +131,7 @@ def condition(status: Status) -> str:
 
 
 def claim(run_dir: Path) -> Status:
-    """Make this process the owner of a run and begin its next attempt; raise AlreadyRunning if another owner is alive."""
+    """Make this process the owner of a run, and begin a new attempt. Raise AlreadyRunning if another owner is alive."""
     (run_dir / LOGS).mkdir(exist_ok=True)  # a directory made by hand may contain config.yaml alone
     with status_lock(run_dir):
         status = read_status(run_dir)
@@ -146,7 +146,7 @@ def claim(run_dir: Path) -> Status:
 
 @contextmanager
 def heartbeat(run_dir: Path) -> Iterator[None]:
-    """Refresh the owner's heartbeat in the background. Ignore write errors, because a full disk must not end the run."""
+    """Update `heartbeat` in status.json every HEARTBEAT_S. Ignore write errors, because a full disk must not end the run."""
     done = threading.Event()
 
     def beat() -> None:

@@ -1,4 +1,4 @@
-"""Compute a run's summary.json from events.jsonl and other files. It can be computed again at any time."""
+"""Compute summary.json, the figures (measured numbers) of a whole run, from the figures of each step in events.jsonl."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _deciles(values: list[float]) -> list[float]:
 
 
 VERDICT = "plan/verdict"
-"""Summary key whose value says whether the run was predicted to fit in memory."""
+"""Key in summary.json for the predicted verdict: whether the run fits in memory."""
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "median": median,
     "p10": lambda values: _deciles(values)[0],
@@ -34,18 +34,18 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "final": lambda values: values[-1],
     "sum": sum,
 }
-"""Functions that compute the statistics of `Figure.over_steps`. Each function takes one value of a figure per row."""
+"""Functions that reduce a figure's values, one per step, to a single value, keyed by the name used in `Figure.over_steps`."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
 
 class Layout(JsonFile):
-    """Settings that affect a step's time or memory. Consecutive attempts with equal settings share one Layout."""
+    """The settings that affect a step's time or memory. Consecutive attempts with the same settings share a Layout."""
 
     attempt: Count
     """The first attempt with this layout."""
     settings: dict[str, Any]
-    """Values by dotted configuration key, plus the keys `device`, `world_size`, `threads` and `torch` (the version of torch)."""
+    """Settings keyed by dotted name, such as `wrap.kind`, plus `device`, `world_size`, `threads` and `torch` (its version)."""
 
 
 class Layouts(JsonFile):
@@ -55,23 +55,23 @@ class Layouts(JsonFile):
 
 
 class EarlierLayout(JsonFile):
-    """The steps that a run completed under an earlier layout. The figures of the run exclude these steps."""
+    """Steps that a run completed before a setting in its layout changed. The run's figures exclude these steps."""
 
     steps: tuple[Count, Count]
     """First and last step."""
     settings: dict[str, Any] | None = None
-    """Settings that differ from the last layout, with their earlier values; null if the earlier layout was not recorded."""
+    """Earlier values of the settings that differ from the last layout; null if the earlier layout was not recorded."""
 
 
 class Recompilation(JsonFile):
-    """A measured step in which torch.compile compiled again."""
+    """A step after the first `measure_after` steps in which torch.compile compiled again."""
 
     step: Count
     reason: Text
 
 
 class Summary(JsonFile):
-    """The content of `summary.json`. `Figure.summary_keys` defines the keys of the figures."""
+    """The content of `summary.json`. It also holds the figures, under the keys in `Figure.summary_keys`."""
 
     state: Text | None = None
     reason: Text | None = None
@@ -79,15 +79,15 @@ class Summary(JsonFile):
     measured_steps: Count | None = None
     """Number of steps that count towards the throughput figures."""
     earlier_layouts: Annotated[list[EarlierLayout], null_as([])] = []
-    """The earlier layouts of a run that was resumed under another layout. Figures cover only steps under the last layout."""
+    """Steps under earlier layouts, if the run was resumed with other settings. Figures cover only steps under the last layout."""
     device: Text | None = None
     device_memory_gib: Measured = None
     world_size: Count | None = None
     params: Count | None = under("model/params")
     peak_tflops: Measured = None
-    """Peak TFLOP/s that MFU is relative to."""
+    """The device's peak TFLOP/s. MFU is relative to this peak."""
     peak_rate: Text | None = None
-    """Dtype of the matmuls whose peak rate is `peak_tflops`."""
+    """Type of the matmuls for which `peak_tflops` is the peak, such as `bf16`."""
     data: dict[str, Any] | None = None
     """The recipe's description of its data: tokenizer, hashes, size."""
     late_recompiles: Annotated[list[Recompilation], null_as([])] = Field(
@@ -99,13 +99,13 @@ class Summary(JsonFile):
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
-        """Figures by key, None if unknown. The dict also contains `cold`, because `Figure.but` can refer to it."""
+        """Figures keyed by name; None if unknown. The dict also contains `cold`, because `Figure.but` can name this key."""
         extra = (self.model_extra or {}).items()
         found = {key: figures.number(value) for key, value in extra if isinstance(value, int | float | None)}
         return found | {"cold": self.cold}
 
     def by_rank(self, key: str) -> list[float | None]:
-        """Return the value of a figure on each rank, or [] if the values per rank are unknown."""
+        """Return the values of a figure on all ranks, in the order of ranks, or [] if they are unknown."""
         values = (self.model_extra or {}).get(figures.by_rank(key))
         return list(map(figures.number, values)) if isinstance(values, list) else []
 
@@ -114,13 +114,13 @@ def summarise(
     rows: list[StepRow], measure_after: int, started: float | None, attempt: int, layouts: Sequence[Layout] = ()
 ) -> Summary:
     """
-    Return the summary of a run's rows. A figure without values is null, except that a sum without values is 0.
+    Return the summary of a run. A figure that no row contains is null, or 0 if the figure is a sum.
 
     If the run was resumed under another layout, the figures cover only the steps under the last layout, and
-    `earlier_layouts` lists the layouts of the earlier steps.
+    `earlier_layouts` lists the earlier steps.
 
     Args:
-        rows: one row per step, ordered by step.
+        rows: rows of events.jsonl, one per step, ordered by step.
         measure_after: number of steps at the beginning of each attempt that do not count towards throughput. Any step
             during which torch compiled or a profiler ran does not count either.
         started: Unix time at which the last attempt began; None if unknown.
@@ -149,7 +149,7 @@ def summarise(
 
 
 def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepRow] | None = None) -> list[StepRow]:
-    """Return the rows in `among` (default: `rows`) that count towards throughput. `summarise` explains which rows count."""
+    """Return the rows in `among` (default: all `rows`) that count towards throughput. See `measure_after` in `summarise`."""
     begin: dict[int, int] = {}  # attempt -> its first step, because every attempt warms up again
     for row in rows:
         begin.setdefault(row.attempt, row.step)
@@ -163,12 +163,12 @@ def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepR
 
 
 def only_of_completed(summary: Summary, state: str | None) -> Summary:
-    """Set the final figures to null if the run did not complete, because the loss of a run that stopped early is not final."""
+    """Return the summary, but set figures such as the final loss to null if the run did not complete."""
     return summary if state == "completed" else summary | dict.fromkeys(FINAL_FIGURES)
 
 
 def predicted(plan: PlanRecord) -> Summary:
-    """Return a run's predicted figures under keys that begin with `plan/`, or an empty summary if `plan` is empty."""
+    """Return the figures predicted in plan.json, under keys that begin with `plan/`. The result is empty if `plan` is empty."""
     if not plan:
         return Summary()
     known = plan.model_extra or {}
@@ -177,7 +177,7 @@ def predicted(plan: PlanRecord) -> Summary:
 
 
 def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:
-    """Add predictions, `facts` and the figures of events.jsonl to the summary.json that the workers wrote. Return the result."""
+    """Add predictions, figures from events.jsonl and `facts` (other keys) to the workers' summary.json. Return the result."""
     rows, layouts = read_events(run_dir), read_layouts(run_dir)
     summary = Summary.read(run_dir / SUMMARY) | predicted(PlanRecord.read(run_dir / PLAN))
     summary |= summarise(rows, measure_after, status.started, status.attempt, layouts)
@@ -187,7 +187,7 @@ def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: An
 
 
 def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Record the layout of an attempt unless its settings equal those of the last recorded layout."""
+    """Record an attempt's layout, unless it equals the last recorded one. `facts`: settings that are not in `config`."""
     settings = affecting(flatten(config), Affects.SPEED) | facts
     known = read_layouts(run_dir)
     if not known or known[-1].settings != settings:
@@ -202,7 +202,7 @@ def read_layouts(run_dir: Path) -> list[Layout]:
 def split_by_layout(
     rows: Sequence[StepRow], layouts: Sequence[Layout]
 ) -> tuple[Sequence[StepRow], list[EarlierLayout]]:
-    """Return the rows under the newest layout that has rows, and an EarlierLayout for each earlier layout that has rows."""
+    """Return the rows under the last layout, and an EarlierLayout for each earlier one. Ignore layouts without rows."""
 
     def place(row: StepRow) -> int:
         return sum(layout.attempt <= row.attempt for layout in layouts)  # 0: the layout was not recorded

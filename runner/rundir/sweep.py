@@ -1,4 +1,4 @@
-"""Read and write sweep.json and runs.txt, which list the run directories below a sweep directory."""
+"""Read and write sweep.json and runs.txt, which list the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from meshrunner.runner.rundir.records import JsonFile, Text, unreadable
 from meshrunner.runner.rundir.run import key_of
 
 NUMBERED = re.compile(r"(\d+)(?:_|$)")
-"""Pattern for the start of a run directory's name: the number of its combination."""
+"""Pattern for the number at the start of a run directory's name. Runs that differ only in seed or repeat share a number."""
 REPEATED = re.compile(r"(?:_seed-(?P<seed>\d+))?(?:_repeat-(?P<repeat>\d+))?$")
-"""Pattern for the end of a run directory's name, where a seed and a repeat may distinguish the runs of one combination."""
+"""Pattern for the end of a run directory's name, such as `_seed-1_repeat-2`. Both parts are optional."""
 IN_TITLE = 4
-"""Maximum number of varying keys that the title of a sweep names."""
+"""Maximum number of keys in the title of a sweep."""
 OPTION = re.compile(r"(?!(true|false|null)$)[A-Za-z_][\w./-]*")
-"""Pattern for values that labels show without their key, such as `fsdp2`."""
+"""Pattern for values such as `fsdp2`, which a run's label shows without their key."""
 
 
 class PlacedRun(JsonFile):
@@ -36,17 +36,17 @@ class PlacedSweep(JsonFile):
     """The content of `sweep.json`."""
 
     command: list[Text] = []
-    """The command that wrote the newest run directories."""
+    """The command that added runs to the sweep most recently, as sys.argv."""
     created: Text | None = None
-    """Time at which the first batch of runs was added, in ISO format."""
+    """Time in ISO format at which the first runs were added."""
     varies: list[Text] | None = None
-    """Keys that differ between the runs of the first batch."""
+    """Keys that differ between the runs that were added first, in one call of `add_runs`."""
     jobs: list[PlacedRun] = []
     """The runs in the order of execution. A run that was added again with different overrides is listed twice."""
 
 
 def run_names(sweep_dir: Path) -> list[str]:
-    """Return the distinct names of a sweep's run directories in the order of sweep.json, or sorted if sweep.json is damaged."""
+    """Return the distinct names of a sweep's run directories, in the order of sweep.json or, if sweep.json is damaged, sorted."""
     if not is_sweep(sweep_dir):
         return []
     try:
@@ -56,7 +56,7 @@ def run_names(sweep_dir: Path) -> list[str]:
 
 
 def sweep_damage(sweep_dir: Path) -> str:
-    """Return a clause that says why sweep.json cannot be read, or "" if sweep.json is readable or missing."""
+    """Return a phrase that says why sweep.json cannot be read, or "" if sweep.json is readable or missing."""
     try:
         PlacedSweep.load(sweep_dir / SWEEP)
     except (OSError, ValueError) as error:
@@ -68,7 +68,7 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
     """
     Add runs to a sweep's sweep.json and runs.txt. `added`: (directory name, overrides) of each run, in order of execution.
 
-    Adaptive sweepers add runs in several batches. A restarted sweep does not add runs that are already listed.
+    An adaptive sweeper calls this once per batch. A restarted sweep adds its runs again; runs already listed are skipped.
     """
     before = PlacedSweep.read(sweep_dir / SWEEP)
     runs = [PlacedRun(name=name, overrides=overrides) for name, overrides in added]
@@ -82,7 +82,7 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """Return the keys whose overrides differ between runs; for a single combination, the keys not typed on the command line."""
+    """Return the keys that differ between runs. If all runs have the same overrides, return keys not on the command line."""
     combinations = {tuple(overrides) for _, overrides in added}
     shared = set[str].intersection(*map(set, combinations)) if len(combinations) > 1 else set(sys.argv)
     keys = [key_of(override) for _, overrides in added for override in overrides if override not in shared]
@@ -107,14 +107,14 @@ def write_run_list(sweep_dir: Path) -> None:
 
 
 def run_labels(sweep_dir: Path) -> dict[str, str]:
-    """Return a label for each directory name. `#3 fsdp2 full repeat=2` shows a combination's number and the values that vary."""
+    """Return labels keyed by directory name. The label `#3 fsdp2 full repeat=2` has the run's number and the values that vary."""
     varying = varying_overrides(sweep_dir)
     runs = Counter(map(tuple, varying.values()))
     return {name: _label(name, own, repeated=runs[tuple(own)] > 1) for name, own in varying.items()}
 
 
 def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
-    """Return the overrides that not all runs share, by run directory name. A run whose overrides are not recorded has []."""
+    """Return the overrides that not all runs share, keyed by directory name; [] if a run's overrides are not recorded."""
     runs = PlacedSweep.read(sweep_dir / SWEEP).jobs
     overrides = {run.name: run.overrides for run in runs if run.overrides is not None}
     shared = set[str].intersection(*map(set, overrides.values())) if overrides else set[str]()

@@ -1,1 +1,1 @@
-"""Writes and submits SLURM scripts, and reads the state of jobs."""
+"""Submits runs to SLURM: writes sbatch scripts, calls SLURM's commands and reads the states of jobs."""

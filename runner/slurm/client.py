@@ -1,4 +1,4 @@
-"""Runs SLURM's commands and reads the state of jobs. A time limit on every call prevents a hang if SLURM's controller is down."""
+"""Calls SLURM's commands, such as `squeue`. Each call has a time limit, because it may hang while SLURM's controller is down."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED",
     "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
 )  # fmt: skip
-"""Final states of a job. A requeued job returns to the state PENDING."""
+"""SLURM's states of jobs that have ended. A requeued job has not ended: its state is PENDING again."""
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """The state of a job in SLURM."""
+    """The state of a SLURM job, or of one task of a job array."""
 
     state: str
     """SLURM's name for the state: `PENDING`, `RUNNING`, `TIMEOUT`, ..."""
     reason: str
-    """Reason why the job is waiting or has ended; empty if SLURM gives no reason."""
+    """Reason why the job waits or has ended, such as `Priority`; empty if SLURM gives no reason."""
     nodes: str
-    """Nodes that the job runs or ran on, in SLURM's notation; empty if SLURM has assigned no nodes."""
+    """Nodes of the job in SLURM's notation, such as `node[1-4]`; empty if SLURM has not assigned any."""
 
     @property
     def active(self) -> bool:
-        """Whether the job is running or may still run."""
+        """Whether the job has not ended: it waits, runs or may run again."""
         return self.state not in ENDED
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class SlurmJob:
 
 
 def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
-    """Return the output of a SLURM command. Raise ConfigError if the command is missing, does not answer or fails."""
+    """Return the output of a SLURM command. Raise ConfigError if the command is missing, fails or runs out of time."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except FileNotFoundError:
@@ -54,9 +54,10 @@ def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
 
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
     """
-    Return a SlurmJob for each id that SLURM knows; ids look like `12` or `12_3`. Raise ConfigError if SLURM does not answer.
+    Return the jobs that SLURM knows, keyed by id: `12` is a job, `12_3` is task 3 of job array 12.
 
-    SLURM's controller forgets a job some minutes after the job ends. Older jobs are looked up in SLURM's accounting, if enabled.
+    SLURM's controller forgets a job some minutes after its end. Forgotten jobs are looked up in SLURM's accounting, if enabled.
+    Raise ConfigError if the controller does not answer.
     """
     unique = set(ids)
     found: dict[str, SlurmJob] = {}
@@ -73,12 +74,12 @@ def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
 
 
 def _parents(ids: Iterable[str]) -> list[str]:
-    """Return the ids without task numbers (`12` for `12_3`), sorted and without duplicates."""
+    """Return the ids of the jobs and job arrays to which `ids` belong: `12` for both `12_3` and `12_4`."""
     return sorted({each.partition("_")[0] for each in ids})
 
 
 def _queued(parent: str) -> dict[str, SlurmJob]:
-    """Query SLURM's controller. Return the state of a job, or of each task of a job array, by id."""
+    """Ask SLURM's controller for a job or job array. Return the job, or each task of the array, keyed by id."""
     text = slurm("squeue", "--noheader", "--array", "--states=all", f"--jobs={parent}", "--format=%F|%K|%T|%r|%N")
     found = {}
     for line in text.splitlines():
@@ -89,7 +90,7 @@ def _queued(parent: str) -> dict[str, SlurmJob]:
 
 
 def _accounted(parents: list[str]) -> dict[str, SlurmJob]:
-    """Query SLURM's accounting. Return the states of jobs and array tasks by id."""
+    """Ask SLURM's accounting for jobs and job arrays. Return each job and each task of an array, keyed by id."""
     given = f"--jobs={','.join(parents)}"
     text = slurm("sacct", "--noheader", "--allocations", "--parsable2", given, "--format=JobID,State,NodeList")
     found = {}

@@ -1,4 +1,4 @@
-"""Generates an sbatch script from slurm/run.sbatch and the settings."""
+"""Generates sbatch scripts: slurm/run.sbatch with the settings of `hydra/launcher=slurm` filled in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPUS_AND_MEMORY |= {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 
 
 def sbatch_script(folder: Path, settings: Slurm, nodes: Nodes, tasks: Sequence[int] = ()) -> str:
-    """Return the sbatch script for a run or, if `tasks` are given, for a job array. Task 0 is the first run in runs.txt."""
+    """Return the sbatch script for one run or, if `tasks` is not empty, for a job array. Task 0 is the first run in runs.txt."""
     if not tasks:
         own = [f"--output={folder / LOGS / SLURM_OUTPUT}"]
     else:
@@ -58,7 +58,7 @@ def _options(settings: Slurm, nodes: Nodes) -> list[str]:
 
 
 def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
-    """Return the sbatch options for CPUs and memory. SLURM's default for a node is one core and only part of the memory."""
+    """Return the options that request CPUs and memory. SLURM's default for a node is one core and only a part of the memory."""
     if settings.cpus_per_task is not None or nodes.gpus is None:
         return {"cpus-per-task": settings.cpus_per_task}
     if CPUS_AND_MEMORY & _names(settings.extra):
@@ -73,9 +73,9 @@ def _names(options: list[str]) -> set[str]:
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
     """
-    Return the lines of slurm/run.sbatch with `options` and `extra` added. Options of the same names are removed from the script.
+    Return the lines of slurm/run.sbatch with `options` and `extra` as #SBATCH lines, in place of lines for the same options.
 
-    An element of `options` that contains a space is quoted. Elements of `extra` are not quoted: `--mail-type END` is two words.
+    An element of `options` is quoted if it contains a space. An element of `extra` is not: `--mail-type END` must stay two words.
     """
     given = _names([*options, *extra])
     lines = [
@@ -90,7 +90,7 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Format numbers as ranges for --array, such as `0-3,7`. A line that lists every number might be too long for SLURM."""
+    """Format task numbers for --array as ranges, such as `0-3,7`. A list of thousands of numbers might be too long for SLURM."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:

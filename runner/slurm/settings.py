@@ -25,17 +25,17 @@ CountOrNull = Annotated[int | None, whole(None)]
 
 
 class Nodes(NamedTuple):
-    """The number of nodes that a run requests, and the GPUs per node. All tasks of a job array request the same numbers."""
+    """The nodes and GPUs that a run requests from SLURM. Only runs with equal requests can be tasks of one job array."""
 
     number: int
     gpus: int | None
     """GPUs to request on each node; None if the run requests no GPUs."""
     whole: bool
-    """Whether the run requests all GPUs of each node. If so, by default it also requests all CPUs and memory of the node."""
+    """Whether the run requests all GPUs of its nodes. Such a run by default also requests all CPUs and memory of the nodes."""
 
 
 def _time(value: Any) -> Any:
-    """Return text unchanged, and reject numbers: YAML reads 1:00:00 as the number 3600, which means 3600 minutes to SLURM."""
+    """Reject a number as a time limit: YAML reads 1:00:00 without quotes as 3600, and SLURM would read 3600 as minutes."""
     if value is not None and not isinstance(value, str):
         raise PydanticCustomError(
             "time", "expected text like '1:00:00' or '2-00:00:00', got {got}", {"got": repr(value)}
@@ -47,7 +47,7 @@ class Slurm(Section):
     """The resources to request from SLURM, and the commands that start jobs on the nodes."""
 
     partition: str | None
-    """Partition of the jobs. For partition, account, qos and constraint, null means the cluster's default."""
+    """Partition of the jobs; null: the cluster's default, as for account, qos and constraint."""
     account: str | None
     """Account to charge."""
     qos: str | None
@@ -55,26 +55,26 @@ class Slurm(Section):
     constraint: str | None
     """Features that the nodes must have, such as `h100`."""
     nodes: CountOrNull
-    """Number of nodes per run; null: launch.nodes of the run."""
+    """Number of nodes for each run; null: the run's launch.nodes."""
     gpus_per_node: CountOrNull
-    """GPUs to request on each node; null: launch.workers (auto: all GPUs of a node) if `hardware` is a GPU, otherwise none."""
+    """GPUs to request on each node. null: launch.workers (auto: all GPUs of a node), or none if `hardware` is not a GPU."""
     cpus_per_task: CountOrNull
     """
-    CPUs to request on each node, where a single SLURM task starts all workers.
+    CPUs to request on each node. They belong to a single SLURM task, which starts all workers of the node.
 
-    null: all CPUs and memory of the node (`--exclusive --mem=0`) if a run uses all GPUs of the node; `cpus_per_gpu` if the run
-    uses only some GPUs; the cluster's default if the run uses no GPU. CPU or memory options in `extra` replace these defaults.
+    null: a run on all GPUs of a node requests all CPUs and memory (`--exclusive --mem=0`), a run on some GPUs requests
+    `cpus_per_gpu`, and a run without GPUs gets the cluster's default. CPU or memory options in `extra` replace these requests.
     """
     cpus_per_gpu: CountOrNull
-    """CPUs to request per GPU if a run does not use all GPUs of its nodes; null: the cluster's default."""
+    """CPUs to request per GPU for a run that uses only some GPUs of its nodes; null: the cluster's default."""
     time: Annotated[str | None, BeforeValidator(_time)]
-    """Time limit as quoted text, '12:00:00' or '2-00:00:00'; null: the partition's limit. Without quotes, YAML reads a number."""
+    """Time limit as quoted text, '12:00:00' or '2-00:00:00' (YAML reads 12:00:00 as a number); null: the partition's limit."""
     max_parallel: CountOrNull
-    """Maximum number of tasks in a sweep's job array that run at the same time; null: no limit."""
+    """Maximum number of runs in a sweep's job array that SLURM executes at the same time; null: no limit."""
     max_requeues: Annotated[int, whole(at_least=0)]
-    """Maximum restarts (from the last checkpoint) of a job that is preempted, reaches its time limit or loses a node."""
+    """Maximum number of restarts of a job, from its last checkpoint, after preemption, its time limit or the loss of a node."""
     notice_s: int = Field(ge=0, le=65535)
-    """Seconds of notice before the time limit, in which a job can save a checkpoint and stop."""
+    """Seconds before the time limit at which SLURM signals a job, so that it saves a checkpoint and stops."""
     extra: list[str]
     """Additional options for sbatch: ['--mail-type=END', '--exclude=node7']."""
     srun: list[str]
@@ -84,13 +84,13 @@ class Slurm(Section):
     command: str | None
     """Command that starts meshrunner on a node: 'apptainer exec --nv image.sif meshrunner'; null: use this installation."""
     wait: bool
-    """Whether to wait until all jobs have ended, and then print the table of results."""
+    """Whether the command waits until all jobs have ended, and then prints the table of results."""
     dry_run: bool
-    """Whether to only print the sbatch script and not submit any job; the same as --dry-run."""
+    """Whether to print the sbatch script without submitting a job, as --dry-run does."""
 
     @classmethod
     def read(cls, launcher: dict[str, Any]) -> Slurm:
-        """Return the settings in a composed `hydra.launcher`. If keys are invalid, raise a ConfigError that lists them all."""
+        """Check and return the settings in the section `hydra.launcher`. Raise a ConfigError that lists all invalid keys."""
         try:
             return cls.model_validate({key: value for key, value in launcher.items() if key != "_target_"})
         except ValidationError as error:
@@ -98,12 +98,12 @@ class Slurm(Section):
 
     @classmethod
     def shipped(cls) -> dict[str, Any]:
-        """Return the keys and values of conf/hydra/launcher/slurm.yaml."""
+        """Return the default settings: the keys and values of conf/hydra/launcher/slurm.yaml."""
         text = files("meshrunner.conf").joinpath("hydra/launcher/slurm.yaml").read_text()
         return {key: value for key, value in plain(OmegaConf.create(text)).items() if key != "_target_"}
 
     def apply_to(self, composed: Composed) -> Composed:
-        """Set launch.nodes to `nodes` if `nodes` is not null. Raise ConfigError if launch.nodes was set to another value."""
+        """Copy `nodes`, if not null, to launch.nodes of a config. Raise ConfigError if launch.nodes is neither 1 nor `nodes`."""
         launch = composed.config["launch"]
         if self.nodes is None or launch["nodes"] == self.nodes:
             return composed
@@ -122,7 +122,7 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Return the expected workers per node. `auto`: one per requested GPU or, for CPU runs, as many as on this machine."""
+        """Return a run's workers per node. launch.workers=auto: one per requested GPU or, for CPU runs, this machine's number."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers
@@ -144,7 +144,7 @@ class Slurm(Section):
 
     @property
     def program(self) -> str:
-        """Shell command that starts meshrunner."""
+        """Shell command that starts meshrunner on a node: `command`, or the program of this installation."""
         if self.command is not None:
             return self.command
         beside = Path(sys.executable).with_name("meshrunner")

@@ -1,4 +1,4 @@
-"""Submits unfinished run directories to SLURM, except those that a job or process is already executing."""
+"""Submits unfinished runs to SLURM, except runs that a process is executing or that have a queued or running job."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def submit_runs(
 
     Args:
         folder: the run directory or sweep directory. Runs that request the same numbers of nodes and GPUs form one job array.
-        names: names of a sweep's runs as in runs.txt, or () for a single run. A name's index is the run's task number.
+        names: the names of all runs of a sweep, as in runs.txt, or () for a single run. Array task N executes names[N].
     """
     arrays: dict[Nodes, dict[int | None, Path]] = {}
     for run_dir, experiment in experiments.items():
@@ -82,7 +82,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def wait(run_dirs: Sequence[Path]) -> int:
-    """Wait until no job of these runs is active. Return 0 if all runs have a result, else 75 if a run was preempted, else 1."""
+    """Wait until the jobs of all runs have ended. Return 0 if all runs have a result, else 75 if one was preempted, else 1."""
     ids = [found for run_dir in run_dirs if (found := job_id(run_dir))]
     active = True
     with interruptible("; the jobs stay in SLURM's queue"):
@@ -98,7 +98,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """Return the runs neither active nor finished; print all others unless `quiet`. `rerun`: states that count as unfinished."""
+    """Return the runs to submit. Print the state of each other run, unless `quiet`. `rerun`: final states to submit again."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     tell: Callable[[str], object] = (lambda _: None) if quiet else say
@@ -116,7 +116,7 @@ def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) ->
 
 
 def _warn(experiments: Iterable[Experiment]) -> None:
-    """Warn about settings that work on this machine but may fail or lose work on the cluster."""
+    """Warn if runs save no checkpoints, or if their data file does not exist on this machine."""
     if any(experiment.checkpoint.kind == "none" for experiment in experiments):
         warn(
             "checkpoint=none: a run that is preempted or loses a node starts again at step 1; with checkpoint=dcp it continues"
@@ -127,7 +127,7 @@ def _warn(experiments: Iterable[Experiment]) -> None:
 
 
 def _sbatch(path: Path, text: str, folder: Path) -> str:
-    """Submit a script and return the job's number. If SLURM rejects the script, raise a ConfigError that says how to resubmit."""
+    """Write a script to `path`, submit it and return the job's number. If SLURM rejects it, raise ConfigError."""
     replace_file(path, os.fsencode(text))
     try:
         return slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]

@@ -1,4 +1,8 @@
-"""Turns the jobs of a Hydra sweeper into run directories. All jobs are composed and checked before any directory is written."""
+"""Turns the jobs of a Hydra sweeper into run directories. All jobs of a batch are checked before any directory is written.
+
+A job is a combination of the overrides that a sweep varies. A combination has a run for each repeat and seed. A batch is the
+list of jobs that the sweeper passes to a launcher at once. A grid is one batch by default; adaptive sweepers pass several.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 
 NAME_LENGTH = 100
 MAX_LISTED = 5
-"""Maximum number of problems that an error lists, and maximum number of jobs that it names for each problem."""
+"""Maximum number of problems that an error message lists, and of jobs that it names for one problem."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +43,15 @@ class Target:
     """The machine or cluster that will execute the runs."""
 
     workers: Callable[[Experiment], int]
-    """Function that returns the workers per node and resolves launch.workers=auto. May raise Incompatible or ConfigError."""
+    """Function that returns a run's workers per node, also for launch.workers=auto. May raise Incompatible or ConfigError."""
     apply_to: Callable[[Composed], Composed] = lambda composed: composed
-    """Function that adds the target's settings to a configuration. May raise ConfigError."""
+    """Function that adds the target's settings, such as the number of SLURM nodes, to a configuration. May raise ConfigError."""
     here: bool = True
-    """Whether `hardware=auto` refers to the devices of this machine."""
+    """Whether `hardware=auto` means the devices of this machine instead of those of a cluster."""
 
 
 def configured_workers(experiment: Experiment) -> int:
-    """Return the workers per node that the configuration implies. Another machine may execute the run."""
+    """Return launch.workers or, if it is `auto`, the number of devices of a node. Another machine may execute the run."""
     if experiment.launch.workers != "auto":
         return experiment.launch.workers
     hardware = experiment.hardware
@@ -56,29 +60,29 @@ def configured_workers(experiment: Experiment) -> int:
 
 @dataclass(frozen=True)
 class Combination:
-    """A combination of a sweep, with one run per repeat and seed. The run directories may not exist yet."""
+    """A combination of a sweep, with a run for each repeat and seed. The run directories may not exist yet."""
 
     overrides: list[str]
     hydra: DictConfig
     experiment: Experiment
     runs: list[Composed]
-    """Runs ordered by repeat, then by seed."""
+    """Configurations of the runs: all seeds of the first repeat, then all seeds of the second, ..."""
     reason: str
-    """Reason why the runs are skipped; empty if the runs are not skipped."""
+    """Reason why the sweep skips the runs; empty if it executes them."""
     plan: dict[str, Any] = field(default_factory=dict)
-    """Content of plan.json; {} if the combination is not predicted."""
+    """Content of plan.json, the predicted memory and speed; {} without a prediction."""
 
 
 @dataclass(frozen=True)
 class SweepBatch:
-    """A batch of valid combinations from a sweeper."""
+    """A batch of combinations that have been checked."""
 
     sweep_dir: Path
     combinations: list[Combination]
 
     @property
     def ordered(self) -> list[tuple[Combination, Composed]]:
-        """Runs in execution order. Repeats are interleaved so that drift in machine speed affects all combinations alike."""
+        """Runs in execution order: one of each combination, then the next of each, so that drift in speed affects all alike."""
         rounds = zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True)
         return [pair for pairs in rounds for pair in pairs]
 
@@ -192,14 +196,14 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
-    """Return the overrides that not all jobs share, or all overrides of a single job: some sweepers pass jobs one by one."""
+    """Return the overrides that not all jobs have. For a single job, return all, because some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared
 
 
 def job_name(number: int, overrides: list[str]) -> str:
-    """Return a directory name such as `003_parallelism-fsdp2_shard-2`. Cut long names at NAME_LENGTH and append a hash."""
+    """Return a job's directory name, such as `003_parallelism-fsdp2_shard-2`. A name over NAME_LENGTH is cut and gets a hash."""
     parts = []
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")

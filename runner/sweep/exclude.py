@@ -1,7 +1,7 @@
 """`sweep.exclude`: rules for the combinations that a sweep skips.
 
-A rule is a line of conditions such as `activation_checkpoint=full micro_batch=8,16`. A rule matches a combination if all
-conditions match. A condition is a group with one or more options, or a key with one or more values, as on the command line.
+For example, the rule `activation_checkpoint=full micro_batch=8,16` skips combinations with full activation checkpointing and a
+micro batch of 8 or 16. It has two conditions, and both must match. A condition names a group and options, or a key and values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ExcludeCondition(NamedTuple):
 
     key: str
     values: dict[str, Any]
-    """Each value or option as typed in the rule, mapped to the value that Hydra parses from it."""
+    """Parsed values or options, keyed by their text in the rule: {'8': 8, '16': 16}."""
 
     def matches(self, composed: Composed) -> bool:
         """Return whether a combination has one of the listed options or values."""
@@ -45,7 +45,7 @@ def matching_rule(rules: list[str], composed: Composed) -> str | None:
 
 
 def check_rules(rules: Iterable[str], combinations: Sequence[Composed], options: Callable[[str], list[str]]) -> None:
-    """Raise ConfigError if a rule names an unknown option of a group, or an unknown key. `options` returns a group's options."""
+    """Raise ConfigError if a rule names an unknown key, or an option that is not among `options(group)`."""
     for rule in rules:
         for key, values in conditions(rule):
             if any(key in each.overrides["choices"] for each in combinations):
@@ -79,7 +79,6 @@ def conditions(rule: str) -> tuple[ExcludeCondition, ...]:
 
 
 def _condition(word: str) -> ExcludeCondition:
-    """Parse a condition. Raise ValueError or HydraException if the condition is invalid."""
     key, _, values = word.partition("=")
     typed: dict[str, Any] = {}
     for text in split_outside(values, ","):

@@ -1,4 +1,4 @@
-"""Executes the unfinished runs of a sweep, sequentially or in parallel on disjoint devices."""
+"""Executes the unfinished runs of a sweep: one after another, or in parallel if the machine has devices for several runs."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
     """
     Execute the unfinished runs of a sweep, except runs that another live process is executing.
 
-    `experiment` is the first run's configuration. Its `sweep` section applies to all runs. Return the exit status of the sweep,
-    and whether the sweep must stop because of a stop request or `sweep.fail_fast`.
+    `experiment` is the first run's configuration. Its section `sweep` applies to all runs. Return the exit status, and whether
+    no later batch may start because of a stop request or `sweep.fail_fast`.
     """
     settings, sweep_dir = experiment.sweep, run_dirs[0].parent
     todo = [run_dir for run_dir in run_dirs if _is_due(run_dir, settings)]
@@ -78,9 +78,10 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 
 def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
     """
-    Return the devices to distribute among parallel runs, and the devices that each run needs. Both are empty for sequential runs.
+    Return the devices that parallel runs share, and the number and type of devices that each run needs.
 
-    A device is the name of a GPU as in CUDA_VISIBLE_DEVICES, or the index of a CPU device.
+    A device is a GPU's name as in CUDA_VISIBLE_DEVICES. For CPU runs, a device is an equal share of the cores, named by a number.
+    Both results are empty if the runs must be executed one after another.
     """
     gpus = visible_gpus()
     count = len(gpus) if settings.devices == "auto" else settings.devices
@@ -113,7 +114,7 @@ def _fails_fast(run_dir: Path, settings: Sweep) -> bool:
 def _sequential(
     todo: Sequence[Path], settings: Sweep, display: Display, page: LivePage, preemption: Preemption
 ) -> None:
-    """Execute runs one after another. Their workers start from the forkserver of this process."""
+    """Execute runs one after another. All workers are forked from this process's forkserver, which imports torch only once."""
     for number, run_dir in enumerate(todo):
         preemption.poll()
         if preemption.requested:
@@ -155,14 +156,13 @@ class _Parallel:
     def __init__(
         self, devices: list[str], needs: dict[Path, NodeDevices], settings: Sweep, display: Display, page: LivePage
     ) -> None:
-        """Take `devices` and `needs` as `_shared` returns them."""
         self.devices, self.needs, self.settings, self.display, self.page = devices, needs, settings, display, page
         self.free = devices
         self.running: dict[Path, tuple[subprocess.Popen[bytes], list[str]]] = {}
         self.starts: Counter[Path] = Counter()
 
     def execute(self, todo: Sequence[Path], preemption: Preemption) -> None:
-        """Execute runs. After Ctrl-C, let the runs stop, then raise Interrupted. A second Ctrl-C ends the runs immediately."""
+        """Execute runs. On Ctrl-C, let the runs stop by themselves, then raise Interrupted. A second Ctrl-C ends them at once."""
         try:
             with first_interrupt(preemption.interrupt):
                 self._execute(list(todo), preemption)

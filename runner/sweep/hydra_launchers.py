@@ -1,7 +1,7 @@
-"""Runs a sweep through Hydra, whose sweeper passes batches of jobs to one of three launchers.
+"""Runs a sweep through Hydra, whose sweeper passes jobs to a launcher in batches. A job is one combination of overrides.
 
-Each launcher checks and writes all runs of a batch before the first run starts. Then the launcher `local` executes the runs,
-and the launcher `slurm` submits the runs to SLURM. The launcher `place` only writes the runs.
+Each launcher checks all jobs of a batch and writes their run directories before a run starts. The launcher `local` then
+executes the runs, and `slurm` submits the runs to SLURM. The launcher `place` only writes the run directories.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ MAXIMIZE = {
 
 
 def minimizes(config: DictConfig) -> bool:
-    """Return whether the sweeper is from Optuna, Nevergrad or Ax and minimizes the objective."""
+    """Return whether the sweeper is adaptive (Optuna, Nevergrad or Ax) and minimizes the objective."""
     direction, maximize, minimize = (OmegaConf.select(config, key) for key in MAXIMIZE)
     return getattr(direction, "name", direction) == "minimize" or maximize is False or minimize is True
 
 
 def check_direction(config: DictConfig) -> None:
-    """Raise ConfigError if higher values of the objective are better but an adaptive sweeper minimizes it by default."""
+    """Raise ConfigError if a higher objective is better but an adaptive sweeper minimizes it, as the user set no direction."""
     objective, given = str(config.get("objective")), " ".join(typed(config.hydra.overrides.hydra))
     if minimizes(config) and higher_is_better(objective) and not any(key in given for key in MAXIMIZE):
         key = next(key for key in MAXIMIZE if OmegaConf.select(config, key) is not None)
@@ -88,7 +88,7 @@ def run_sweep(composer: Composer) -> int:
 
 @contextmanager
 def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
-    """If the sweep fails before it writes a run directory, remove the files that Hydra created, and restore multirun.yaml."""
+    """Undo Hydra's changes to the sweep directory if the sweep has written no runs, for example because a job is invalid."""
     record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
     before = record.read_bytes() if record.is_file() else None
     since = placed.stat().st_mtime_ns if placed.exists() else None
@@ -121,7 +121,7 @@ def resume_sweep(sweep_dir: Path) -> int:
 def launch_local(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """Execute a batch of jobs on this node. Raise ConfigError if any job is invalid, or StopSweep if the sweep must stop."""
+    """Execute a batch of jobs on this node. Raise ConfigError if any job is invalid, or StopSweep if no later batch may start."""
     target = Target(workers_here)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     if first == 0:
@@ -136,7 +136,7 @@ def launch_local(
 def launch_slurm(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """Submit a batch of jobs to SLURM. Raise ConfigError if any job is invalid."""
+    """Submit the runs of a batch to SLURM, with the sweep's earlier unfinished runs. Raise ConfigError if any job is invalid."""
     settings = Slurm.read(plain(config.hydra.launcher))
     if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC_SWEEPER:
         raise ConfigError(
@@ -159,7 +159,7 @@ def launch_slurm(
 
 
 def _earlier_runs(batch: SweepBatch) -> list[Path]:
-    """Return the executable runs that earlier commands wrote to the sweep directory, without the runs of this batch."""
+    """Return the undamaged runs that earlier commands wrote to the sweep directory, except the runs of this batch."""
     own = {run.run_dir.name for _, run in batch.ordered}
     names = [name for name in run_names(batch.sweep_dir) if name not in own]
     try:
@@ -181,7 +181,7 @@ def launch_place(
 
 
 def _job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
-    """Return the median objective of each job's runs, or inf (-inf to maximize) if a run did not complete or has no objective."""
+    """Return each job's objective: the median over its runs, or the worst value if one of them did not complete or lacks it."""
     worst = math.inf if minimizes(config) else -math.inf
     returns = []
     for job in batch.combinations:

@@ -1,4 +1,4 @@
-"""The live table that shows a sweep on a terminal. The run directories provide its data."""
+"""The live table of a sweep on a terminal. All states and figures are read from the run directories."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.sweep.tally import Tally
 
 REDRAW_S = 1.0
-"""Seconds between redraws. A redraw takes milliseconds of CPU time, perhaps on a core that a worker is using."""
+"""Seconds between redraws. Each takes milliseconds of CPU time, so frequent redraws might slow a worker on the same core."""
 FRAME_LINES = 3
 """Screen lines for the table's titles, the rule below the titles, and an empty line."""
 
 
 class _Running:
-    """The newest rows of a run that is executing."""
+    """A run that is executing, with the newest rows of its events.jsonl."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -43,7 +43,7 @@ class _Running:
 
 
 class LiveTable(Tally):
-    """Context manager that shows the live table. A redraw reads only executing runs: a sweep may have thousands of runs."""
+    """Context manager that shows the live table. A redraw reads only executing runs, because a sweep may have thousands."""
 
     # The thread that draws the table also forks and handles signals.
 
@@ -51,7 +51,7 @@ class LiveTable(Tally):
     """Whether each run prints its steps."""
 
     def __init__(self, screen: Console, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
-        """Prepare the table. Runs in `todo` will be executed and are shown as pending, whatever their recorded state."""
+        """Prepare the table. Show runs in `todo` as pending whatever state is on disk, because they will be executed."""
         super().__init__(run_dirs, todo)
         self._screen = screen
         self._live = Live(
@@ -92,7 +92,7 @@ class LiveTable(Tally):
         self._draw()
 
     def refresh(self, phase: str = "") -> None:
-        """Redraw if REDRAW_S seconds have passed, or at once for a new phase. Call this method a few times a second."""
+        """Redraw if REDRAW_S seconds have passed, or at once if `phase`, the slow work that a run is doing, has changed."""
         begins = phase not in ("", self._phase)
         self._phase = phase
         if begins or time.monotonic() - self._drawn > REDRAW_S:
@@ -118,7 +118,7 @@ class LiveTable(Tally):
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
 
     def _visible(self, taken: int) -> list[Path]:
-        """Return the runs to show above `taken` other lines. If not all runs fit on the screen, running runs have priority."""
+        """Return the runs to show above `taken` lines of other text. Prefer executing runs if not all runs fit on the screen."""
         room = max(self._screen.height - FRAME_LINES - taken, 1)
         if len(self._states) <= room:
             return list(self._states)

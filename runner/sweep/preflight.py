@@ -1,4 +1,4 @@
-"""Predicts the runs of a sweep before the first run starts (`sweep.preflight`).
+"""Predicts the memory and speed of a sweep's runs before the first run starts (`sweep.preflight`).
 
 If the prediction of a run fails or takes too long, the run starts anyway.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 BUDGET_S = 60.0
 """Maximum seconds that a sweep waits for predictions."""
 MAX_LISTED = 10
-"""Maximum number of combinations named in warnings."""
+"""Maximum number of combinations that get a warning of their own."""
 
 
 def wanted(experiment: Experiment, *, here: bool) -> bool:
-    """Return whether to predict a run. Predict CPU runs only if they start on this machine (`here`) and sweep.preflight=skip."""
+    """Return whether to predict a run. A CPU run is predicted only with sweep.preflight=skip and on this machine (`here`)."""
     if experiment.sweep.preflight == "off":
         return False
     if isinstance(experiment.hardware, GPU):
@@ -35,7 +35,7 @@ def wanted(experiment: Experiment, *, here: bool) -> bool:
 
 
 def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: int, *, here: bool) -> dict[str, Any]:
-    """Predict a run outside a sweep, and warn if it does not fit. Return the content of plan.json, or {} if not predicted."""
+    """Predict a run that is not part of a sweep. Warn if it does not fit. Return plan.json's content, or {} if not predicted."""
     if not wanted(experiment, here=here):
         return {}
     (plan,) = predicted_plans([config], [workers])
@@ -45,7 +45,7 @@ def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: 
 
 
 def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
-    """Return the batch with predictions. Warn about combinations that do not fit; with sweep.preflight=skip, also skip them."""
+    """Return a batch with its predictions. Warn if a combination does not fit in memory, and skip it if preflight=skip."""
     jobs = [
         job
         for job in batch.combinations
@@ -63,7 +63,7 @@ def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
 
 
 def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the content of plan.json for each run, given its workers per node. If a prediction fails, warn and use {}."""
+    """Return the content of plan.json for each run, or {} with a warning if the prediction fails. `workers`: workers per node."""
     if not configs:
         return []
     resolved = [
@@ -94,7 +94,7 @@ def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -
 
 
 def does_not_fit(plan: dict[str, Any]) -> str:
-    """Return the reason why a run is predicted not to fit, or an empty string if the run may fit."""
+    """Return the reason why a run is predicted not to fit in memory, or an empty string if it may fit."""
     return f"predicted not to fit: {plan.get('reason')}" if plan.get("verdict") == DOES_NOT_FIT else ""
 
 

@@ -13,7 +13,7 @@ from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNE
 from meshrunner.runner.sweep.combinations import Target, check_batch, varying
 
 SKIPPED = "skipped"
-"""Verdict on combinations that a sweep would skip, and the state of skipped runs."""
+"""Verdict on a combination that the sweep would skip, for example because of `sweep.exclude`."""
 ORDER = (FITS, BORDERLINE, NOT_PLANNED, DOES_NOT_FIT, SKIPPED)
 
 
@@ -22,7 +22,7 @@ class Ranked(NamedTuple):
 
     overrides: list[str]
     varying: list[str]
-    """Overrides that differ between combinations."""
+    """Overrides of this combination that not all combinations of the grid have."""
     forecast: Forecast
 
     def as_json(self) -> dict[str, Any]:
@@ -31,7 +31,7 @@ class Ranked(NamedTuple):
 
 
 def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
-    """Predict and sort all combinations of a command line. Raise ConfigError if `run -m` would reject the command line."""
+    """Predict all combinations of a grid, and sort them. Raise ConfigError if `run -m` would reject the command line."""
     config = composer.compose_sweep()
     target = Target(lambda experiment: expected_devices(experiment).workers)
     batch = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target)
@@ -64,7 +64,7 @@ def _sort_key(each: Ranked) -> tuple[int, float, float]:
 
 
 def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
-    """Return the cells of each column of the table, by title. Columns without content are left out."""
+    """Return the table's columns, keyed by title, with a cell for each combination. Omit columns without any text."""
     rows = [each.as_json() for each in ranked]
 
     def numbers(key: str, template: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reports the results of a sweep: a report page during the sweep, and a table on stdout and in the tracker at its end."""
+"""Reports the results of a sweep: report.html during the sweep and, at the end, also a table on stdout and in the tracker."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from meshrunner.runner.trackers.handle import Trackers
 
 MAX_REASONS = 5
 LEAST_S = 10.0
-"""Minimum seconds between two writes of the report page."""
+"""Minimum seconds between two updates of the page report.html."""
 SHARE = 0.01
-"""Maximum fraction of the sweep's time to spend on writing report pages."""
+"""Maximum fraction of the sweep's time to spend on updates of the page."""
 SECONDS_PER_RUN = 0.01
-"""Expected time to write the first page, in seconds per run. Each later page is expected to take as long as the previous page."""
+"""Estimated seconds to write the first page, per run of the sweep. Each later page should take as long as the one before."""
 
 
 def finish_sweep(sweep_dir: Path) -> None:
@@ -70,7 +70,7 @@ class LivePage:
         self.written = self.page.stat().st_mtime if self.page.exists() else time.time()
 
     def run_ended(self) -> None:
-        """Write the page unless the page on disk is recent."""
+        """Update the page if LEAST_S and SHARE allow it."""
         if time.time() - self.written < max(LEAST_S, self.cost / SHARE):
             return
         began = time.monotonic()

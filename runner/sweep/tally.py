@@ -28,14 +28,14 @@ class Tally:
         self._left = set(todo)
         self._since = time.monotonic()
         self._seconds: list[float] = []
-        """Seconds between the ends of consecutive runs. Runs may be parallel."""
+        """Seconds from the end of one run to the end of the next, even if runs execute in parallel."""
         self._fastest: tuple[float, Run] | None = None
         for run_dir in run_dirs:
             if run_dir not in self._left:
                 self._compare(glance(run_dir))
 
     def label(self, run_dir: Path) -> str:
-        """Return the number and the varying overrides of a run's combination, or the directory's name if these are unknown."""
+        """Return a run's label, such as `#3 fsdp2 full`, or the directory's name if the run has no label."""
         return self.labels.get(run_dir.name, run_dir.name)
 
     def whose(self, run_dir: Path) -> str:
@@ -58,7 +58,7 @@ class Tally:
 
     @property
     def done(self) -> int:
-        """Number of runs that will not be executed again."""
+        """Number of runs that have ended or need no execution, including the runs of earlier batches."""
         return self.earlier + self.total - len(self._left)
 
     @property
@@ -93,7 +93,7 @@ def speed_of(run: Run) -> float | None:
 
 class RunLines(Tally):
     """
-    Replaces LiveTable with a printed line for each run that has ended. Both classes have the same methods.
+    Prints a line for each run that has ended, in place of the live table. The class has the same methods as LiveTable.
 
     Example: `#3 fsdp2 full: completed, 1,086 WPS per device, 0.60 GiB host, loss 5.0710 (4 of 12, about 2m10s left)`
     """
@@ -111,13 +111,13 @@ class RunLines(Tally):
         self._slow.doing("")
 
     def run_started(self, run_dir: Path) -> None:
-        """Print a title if the run prints its steps."""
+        """Print the run's label as a title if the steps of the run are printed below."""
         self._slow.whose = self.whose(run_dir)
         if self.steps:
             say(f"\n{self.label(run_dir)}")
 
     def refresh(self, phase: str = "") -> None:
-        """Print the phase of the run if the phase lasts longer than SILENT_S seconds."""
+        """Print `phase`, the slow work that a run is doing, if it lasts longer than SILENT_S seconds."""
         self._slow.doing(phase)
 
     def run_ended(self, run_dir: Path) -> None:

@@ -1,1 +1,1 @@
-"""Trackers: W&B and TensorBoard. A separate process passes them the rows of a run, so a failing tracker cannot stop training."""
+"""Trackers: W&B and TensorBoard. Each has a process that reads the files of a run, so a failing tracker cannot stop training."""

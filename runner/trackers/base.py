@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """An open tracker. Its exceptions end the tracking but never the run."""
+    """A tracker that is open for one run. An exception in a method ends the tracking, but never the run."""
 
     def log(self, row: StepRow) -> None:
-        """Log one row of events.jsonl. `step` increases from call to call. Figures that are not known are None."""
+        """Log a row of events.jsonl: the figures of one step. Each call has a later step. Unknown figures are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
-        """Log the run's summary ({} if none), final state and the state's reason. Return once all data is written or sent."""
+        """Log the ended run's summary ({} if it has none), state and reason. Return after all data is written or sent."""
 
 
 class Tracker(Option):
-    """A service or file format to which a run's figures are written, in addition to the files in the run directory."""
+    """A service or file format to which a run's figures (loss, speed, ...) are written, in addition to the run directory."""
 
     kinds: ClassVar[dict[str, str]] = {
         "wandb": "meshrunner.runner.trackers.wandb:Wandb",
@@ -43,7 +43,7 @@ class Tracker(Option):
 
     @property
     def members(self) -> dict[str, Tracker]:
-        """The trackers by name. A tracker outside of `Several` is named "". Each tracker runs in its own process."""
+        """Trackers to start, keyed by name, each in its own process: those of `Several`, or only this one, named ""."""
         return {"": self}
 
     @property
@@ -53,10 +53,10 @@ class Tracker(Option):
 
     @abstractmethod
     def open(self, run: RunRecord) -> Sink:
-        """Start tracking a run. The tracker process calls this, then logs all rows from step 1, even if the run is resumed."""
+        """Start to track a run. The caller then logs the rows of all steps from 1, even if the run is resumed."""
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Record the table of an ended sweep, and return once it is written or sent. Trackers without this method skip sweeps."""
+        """Record the comparison table of an ended sweep. Return after it is written or sent. The default is to do nothing."""
 
 
 class NoTracker(Tracker):
@@ -74,7 +74,7 @@ class Several(Tracker):
     """Several independent trackers. A tracker that fails or hangs does not affect the other trackers."""
 
     of: dict[str, Annotated[SerializeAsAny[Tracker], chosen(Tracker)]]
-    """Trackers by name. `tracker=[wandb,tensorboard]` sets them; `tracker.of.wandb.mode=online` changes a key of a tracker."""
+    """Trackers, keyed by name. `tracker=[wandb,tensorboard]` chooses two; `tracker.of.wandb.mode=online` sets a key of one."""
 
     @model_validator(mode="after")
     def _check_members(self) -> Several:

@@ -1,4 +1,4 @@
-"""The data that trackers need about runs and sweeps, read from run and sweep directories."""
+"""Reads the data that trackers log about runs and sweeps: settings, and facts outside the settings, such as the device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY, is_sweep, track
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Data from a run directory, for trackers."""
+    """The data of a run that a tracker needs."""
 
     run_dir: Path
     config: dict[str, Any]
@@ -38,17 +38,16 @@ class RunRecord:
     """The chosen option of each group: {"parallelism": "fsdp2", ...}."""
     tags: list[str]
     name: str
-    """The run directory's name."""
     group: str | None
     """Date and varying keys of the run's sweep, such as `2026-01-31 14:05 parallelism x lr`; None for a single run."""
     attempt: int
-    """Number of the attempt, counted from 1. Attempts after the first resume the run."""
+    """Number of the current start of the run, counted from 1. Later attempts resume the run."""
     run_id: str
     """Hexadecimal id of the run, the same for all attempts."""
 
     @classmethod
     def load(cls, run_dir: Path) -> RunRecord:
-        """Read a run directory. If tracker.json has no `run_id`, write a new `run_id`."""
+        """Read a run directory. Write a new `run_id` to tracker.json if the file has none."""
         run_dir = run_dir.resolve()
         choices = read_overrides(run_dir).choices
         return cls(
@@ -63,13 +62,13 @@ class RunRecord:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the run's configuration and known facts. All facts are known once this attempt has written its first row."""
+        """Return the run's settings and the facts known so far. All are known once this attempt has written its first row."""
         return described(self.config, self.choices, self.run_dir)
 
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """Data from the directory of an ended sweep, for trackers."""
+    """The data of an ended sweep that a tracker needs."""
 
     sweep_dir: Path
     group: str
@@ -77,7 +76,7 @@ class SweepRecord:
     config: dict[str, Any]
     """The resolved configuration of the first run."""
     shared: dict[str, Any]
-    """Entries of `RunRecord.describe` that are equal in all started runs, plus `varies`, `baseline` and `runs` (a number)."""
+    """Settings and facts that are equal in all started runs, plus `varies` (keys), `baseline` and `runs` (their number)."""
     tags: list[str]
     """Tags that all runs have."""
     rows: list[dict[str, Any]]
@@ -85,7 +84,7 @@ class SweepRecord:
     findings: list[str]
     """The sentences that `meshrunner compare` prints above the table."""
     run_id: str
-    """Id under which trackers store the table. The id stays the same if the sweep is resumed."""
+    """Id under which trackers store the table. A resumed sweep keeps the id."""
 
     @classmethod
     def load(cls, sweep_dir: Path) -> SweepRecord:
@@ -126,17 +125,17 @@ def ensure_run_id(folder: Path) -> str:
 
 
 def read_tracking(folder: Path, member: str = "") -> Tracking:
-    """Read a tracker's state from a run or sweep directory. If there are several trackers, `member` is the tracker's name."""
+    """Read a tracker's recorded state: id, phase and warning. `member` is the tracker's name if there are several trackers."""
     return Tracking.read(tracking(folder, member))
 
 
 def update_tracking(folder: Path, member: str = "", **changes: Any) -> None:
-    """Change some keys of a tracker's stored state."""
+    """Change keys of a tracker's recorded state, such as `phase`."""
     (read_tracking(folder, member) | changes).write(tracking(folder, member))
 
 
 def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path) -> dict[str, Any]:
-    """Return a run's nested configuration with `auto` resolved, plus one key for each known fact about the run."""
+    """Return a run's configuration, with `auto` replaced by the chosen values, plus a key for each known fact about the run."""
     environment, summary = Environment.read(run_dir / ENVIRONMENT), Summary.read(run_dir / SUMMARY)
     versions = environment.packages | {"python": environment.python}
     facts = {
@@ -164,7 +163,7 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
 
 
 def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of two nested configurations in which the values are equal."""
+    """Return the keys of two nested configurations that have equal values, with these values."""
     found = {}
     for key, value in one.items():
         if isinstance(value, dict) and isinstance(other.get(key), dict):
@@ -182,7 +181,7 @@ def tags(choices: Mapping[str, str]) -> list[str]:
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """Flatten a dict from `described` to dotted keys. Omit unknown values. An option's key is `model`, not `model.kind`."""
+    """Flatten a dict from `described` to keys such as `optimizer.lr`. Omit unknown values, and keys that affect no run."""
     options, versions = description.get("options", {}), description.get("versions", {})
     no_settings = ("directory", "host", "options", "versions")
     flat = flatten({key: value for key, value in description.items() if key not in no_settings})

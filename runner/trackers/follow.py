@@ -1,7 +1,7 @@
 """The tracker process: passes the rows of `events.jsonl` to a tracker until the run has ended.
 
-The process reads only the directory, so it can also track a run or sweep that has already ended. If several trackers are set,
-MEMBER is the name of the tracker to use. Without MEMBER, all trackers are used.
+The process reads only the directory of a run or sweep, so this command can track again a run or sweep that has ended. MEMBER
+chooses one of several trackers by name. Without MEMBER, all trackers are used.
 
     python -m meshrunner.runner.trackers.follow RUN_OR_SWEEP_DIR [MEMBER]
 """
@@ -40,7 +40,7 @@ class RowBuffer:
         self._last_step = 0  # the last step of this attempt
 
     def read(self, final: bool) -> list[StepRow]:
-        """Return the new rows that can no longer be replaced, sorted by step. If `final`, return all remaining rows."""
+        """Return the new rows that no later row can replace, sorted by step. If `final`, return all remaining rows."""
         for row in self._tail.read():
             while self._held and next(reversed(self._held)) >= row.step:
                 self._held.popitem()  # a row of an earlier attempt, now out of date
@@ -65,8 +65,8 @@ def run_tracker(folder: Path, ended: Connection | None = None, member: str = "")
     """
     Track a run until it has ended, or record the table of an ended sweep. Return the exit code.
 
-    `ended` becomes readable when the run has ended; if `ended` is None, the run has ended once its state is final. If the tracker
-    raises, the exception is printed to stderr and recorded in tracker.json.
+    The launcher closes its end of the pipe `ended` when the run has ended. Without a pipe, watch the recorded state of the run.
+    An exception in the tracker is printed to stderr and recorded in tracker.json.
     """
     try:
         update_tracking(folder, member, phase="opening", warning=None)
@@ -106,7 +106,7 @@ def _track_run(run: RunRecord, tracker: Tracker, ended: Connection | None, membe
 
 
 def track_again(folder: Path, *members: str) -> int:
-    """Track an ended run or sweep again, using only the trackers in `members` if any are given. Return the exit code."""
+    """Track an ended run or sweep again, with the trackers named in `members`, or with all if none is. Return the exit code."""
     record = SweepRecord.load(folder) if is_sweep(folder) else RunRecord.load(folder)
     return max(run_tracker(folder, member=member) for member in members or tracker_of(record).members)
 

@@ -20,14 +20,14 @@ from meshrunner.runner.trackers.base import Tracker
 from meshrunner.runner.trackers.description import ensure_run_id, read_tracking, update_tracking
 
 TRACKER_GRACE_S = 2.0
-"""Seconds between END_SIGNAL and SIGKILL when a tracker process is stopped."""
+"""Seconds in which a tracker process may exit after END_SIGNAL, before it gets SIGKILL."""
 
 
 class TrackerHandle:
-    """The tracker process of a run or ended sweep. Its errors never reach the launcher, and it does not outlive the launcher."""
+    """The process of one tracker of a run or ended sweep. Its errors never reach the launcher, and it does not outlive it."""
 
     def __init__(self, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> None:
-        """Start the process for an ended sweep, or for a run that this launcher executes. `finish` reports a failed start."""
+        """Start the process, unless the tracker is inactive or does not record sweeps. `finish` reports a failed start."""
         self._folder = folder
         self._subject = "sweep" if is_sweep(folder) else "run"
         self._tracker = tracker
@@ -65,7 +65,7 @@ class TrackerHandle:
             self._deadline = time.monotonic() + self._timeout_s
 
     def finish(self) -> str | None:
-        """Wait for at most `timeout_s` after `end`, then stop the tracker. Return None if it finished, otherwise a warning."""
+        """Wait for the tracker until `timeout_s` after `end`, then stop it. Return None if it finished, otherwise a warning."""
         self.end()
         if self.process is not None:
             try:
@@ -94,7 +94,7 @@ class TrackerHandle:
         return f"failed ({tracking.warning or f'exit code {code}'})"
 
     def stop(self) -> None:
-        """End the tracker process and its descendants within 2 x TRACKER_GRACE_S."""
+        """End the tracker process and its descendants within 2 x TRACKER_GRACE_S seconds."""
         process, self.process = self.process, None
         if process is None:
             return
@@ -121,7 +121,7 @@ class Trackers:
         ]
 
     def finish_or_warn(self, ended: str) -> None:
-        """Wait for all trackers and print their warnings. After Ctrl-C, print only one warning, which begins with `ended`."""
+        """Wait for all trackers and print their warnings. On Ctrl-C, print a single warning that begins with `ended` instead."""
         try:
             for handle in self.handles:
                 handle.end()

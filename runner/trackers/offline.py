@@ -21,7 +21,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class OfflineRun:
-    """A W&B run that was recorded offline: the run or sweep directory, and the `.wandb` file in it."""
+    """A W&B run that was recorded offline. `folder` is the run or sweep directory, `record` is the `.wandb` file below it."""
 
     folder: Path
     record: Path

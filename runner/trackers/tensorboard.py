@@ -19,7 +19,7 @@ from meshrunner.runner.trackers.description import RunRecord, settings
 VERBATIM = "    "
 """Indentation that makes Markdown show a line unchanged."""
 NO_CHART = ("step", "attempt", "time", "profiled")
-"""Keys of a row that get no curve. `time` is used as the wall time of the row's events."""
+"""Keys of a row of events.jsonl without a curve. `time` is the wall time of the row's points in all curves."""
 
 
 class TensorBoard(Tracker):
@@ -64,7 +64,6 @@ class TensorBoardRun:
             file.close()
 
     def _begin_hparams(self) -> EventFile:
-        """Return the file for the HParams tab. On the first call, create it and write the run's settings to it."""
         if self._hparams is None:
             self._hparams = EventFile(self._run.run_dir / HPARAMS)
             self._hparams.session_start(settings(self._run.describe()))

@@ -1,6 +1,6 @@
 """tracker=wandb: Weights & Biases. The default mode, offline, needs neither an account nor a network.
 
-The W&B runs of a sweep form a W&B group. When the sweep ends, its table is logged to a W&B run of job type `comparison`.
+The W&B runs of a sweep form a W&B group. At the sweep's end, one more W&B run, of job type `comparison`, gets the table.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from meshrunner.runner.trackers.description import RunRecord, SweepRecord
 
 COMPARISON = "comparison"
-"""Job type of the W&B run that holds a sweep's table. The table is logged under the same name."""
+"""Job type of the W&B run that holds a sweep's comparison table, and the table's key in this W&B run."""
 NO_CHART = ("train/tokens", "step", "time", "attempt", "profiled")
-"""Keys of a row for which W&B draws no chart."""
+"""Keys of a row of events.jsonl for which W&B draws no chart."""
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class Wandb(Tracker):
-    """One W&B run for each run, with files in `RUN_DIR/wandb`. All attempts of a run share one W&B id."""
+    """Weights & Biases: one W&B run for each run directory, with files in `RUN_DIR/wandb`. All attempts share one W&B id."""
 
     mode: Literal["offline", "online", "disabled"] = "offline"
     """offline: upload later with `meshrunner sync DIR`; online: needs `wandb login` or WANDB_API_KEY; disabled: no tracking."""
@@ -42,7 +42,7 @@ class Wandb(Tracker):
     job_type: str | None = "train"
     """W&B job type of the run."""
     tags: list[Tag] = []
-    """Additional tags. Each option that is not its group's default (`parallelism=fsdp1`) is always a tag."""
+    """Additional tags. A run always has a tag for each option that is not its group's default, such as `parallelism=fsdp1`."""
     name: str | None = None
     """Name of the W&B run; null: name of the run directory."""
 
@@ -51,7 +51,7 @@ class Wandb(Tracker):
         return self.mode != "disabled"
 
     def open(self, run: RunRecord) -> Sink:
-        """Open a W&B run. Online, raise wandb.errors.Error if there is no API key or the server does not answer within 90 s."""
+        """Open a W&B run. With mode=online, raise wandb.errors.Error if no API key is set or no server answers within 90 s."""
         started = self._start(
             run.run_dir,
             run.run_id,
@@ -67,7 +67,7 @@ class Wandb(Tracker):
         return WandbRun(started, run.describe)
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Log the table of a sweep to a W&B run. Raise the same errors as `open`."""
+        """Log the comparison table of a sweep to a W&B run of its own. Raise the same errors as `open`."""
         group = self.group or sweep.group
         started = self._start(
             sweep.sweep_dir,
@@ -115,7 +115,7 @@ class Wandb(Tracker):
 
 
 class WandbRun:
-    """An open W&B run. `describe` returns the configuration to log, including all facts known so far about the run."""
+    """An open W&B run. `describe` returns the run's settings and the facts known so far, such as the device."""
 
     def __init__(self, run: Any, describe: Callable[[], dict[str, Any]]) -> None:
         # Not at the top: psutil is slow to import, and `--help` imports this module.

@@ -1,7 +1,8 @@
 """Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
-No token is dropped. Rows are sorted by expert, multiplied group by group, and put back into their original order. A block
-returns its tokens per expert. The network adds up these counts. A counter in the block would count again in recomputation.
+No token is dropped. Each token becomes one row per chosen expert. Rows are sorted by expert, multiplied expert by expert, and
+sorted back by token. A block returns its tokens per expert and the network adds them up, because activation recomputation would
+repeat a count inside the block.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class Router(nn.Module):
-    """Scores every expert for every token and picks the best ones. Scores are always fp32. FSDP shards the weight."""
+    """Scores every expert for every token, always in fp32, and picks the best experts."""
 
     tensor_mesh: DeviceMesh | None = None
-    """Tensor-parallel ranks. Each of them routes all tokens and holds the whole weight. None: no tensor parallelism."""
+    """Mesh of the tensor-parallel ranks, or None. Each rank holds the whole weight and routes all tokens."""
 
     def __init__(self, dim: int, config: Experts) -> None:
         super().__init__()
@@ -70,9 +71,9 @@ def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
     """
     Return the unweighted balance loss, averaged over sequences (DeepSeek-AI 2024, V3, equations 17 to 20).
 
-    The loss of a sequence is the sum over experts of f x P. f is the number of experts times the share of the sequence's choices
-    that fall on the expert; it has no gradient. P is the expert's score, divided by the sum of the token's scores and averaged
-    over the sequence. Equal loads give 1. scores: [batch, seq, number of experts]; experts: chosen indices, [batch, seq, K].
+    The loss of a sequence is the sum of f x P over the experts. f is the expert's share of the sequence's choices, times the
+    number of experts; it has no gradient. P is the expert's score divided by the sum of the token's scores, averaged over the
+    sequence. Equal loads give a loss of 1. scores: [batch, seq, number of experts]; experts: chosen indices, [batch, seq, K].
     """
     number, per_token = scores.shape[-1], experts.shape[-1]
     chosen = torch.zeros_like(scores).scatter_(-1, experts, 1.0)
@@ -85,7 +86,7 @@ class GroupedExperts(nn.Module):
     """The SwiGLU experts of one block on this rank. Each parameter stacks one matrix per expert: [experts, in, out]."""
 
     ranks = 1
-    """Number of expert-parallel ranks. Data parallelism does not average gradients over them, so backward divides by `ranks`."""
+    """Number of expert-parallel ranks. Backward divides by it, because data parallelism does not average over these ranks."""
 
     def __init__(self, number: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -112,7 +113,7 @@ class SharedExpert(FeedForward):
     """The expert that every token passes through."""
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Split the expert's width. The output stays partial on each rank until the routed experts' output has been added."""
+        """Split the expert's width. The output stays a partial sum, so that a single reduction covers the routed experts too."""
         split = matmul_styles(("w1", "w3"), "w2", sequence_parallel=False)
         return {**split, "w2": RowwiseParallel(output_layouts=Partial())}
 
@@ -121,9 +122,9 @@ class ExpertFeedForward(nn.Module):
     """A router, the experts it chooses from, and optionally a shared expert that every token passes through."""
 
     expert_group: ProcessGroup | None = None
-    """Expert-parallel ranks, which hold different experts. None if this rank holds all experts."""
+    """Process group of the expert-parallel ranks. Each rank holds different experts. None if this rank holds all experts."""
     tensor_mesh: DeviceMesh | None = None
-    """Tensor-parallel ranks, each of which holds a part of every expert's width. None if this rank holds the whole width."""
+    """Mesh of the tensor-parallel ranks. Each rank holds a part of every expert's width. None: no tensor parallelism."""
     stream: Placement = Replicate()
     """Placement of the input and output, [batch, seq, dim], over the tensor-parallel ranks."""
 
@@ -142,7 +143,7 @@ class ExpertFeedForward(nn.Module):
             return self._route(x, bias)
         y, load, balance = self._route(on_all_ranks(x, mesh, self.stream), bias)
         y = DTensor.from_local(y, mesh, [Partial()]).redistribute(placements=[self.stream]).to_local()
-        # Every rank computes the whole balance loss. Gradients are summed over ranks, so each rank's is divided by their number.
+        # Every rank computes the whole balance loss. The ranks' gradients are summed, so each is divided by the number of ranks.
         whole = balance.detach()
         return y, load, whole + (balance - whole) / mesh.size()
 
@@ -173,7 +174,7 @@ class ExpertFeedForward(nn.Module):
 
 
 def on_all_ranks(x: Tensor, mesh: DeviceMesh, placement: Placement) -> Tensor:
-    """Return the full tensor. x: this rank's part, as described by `placement`. Backward sums the ranks' gradients."""
+    """Return the full tensor on every rank. x: this rank's part, placed as `placement`. Backward sums gradients over ranks."""
     shard = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement])
     return shard.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
@@ -190,7 +191,7 @@ def split_over_experts(network: Network, mesh: DeviceMesh) -> None:
 
 
 class SplitExperts(SplitParameters):
-    """Tensor parallelism of a block's experts: every rank routes all tokens and holds a part of every expert's width."""
+    """The tensor-parallel style of a block's experts. Every rank routes all tokens and holds a part of every expert's width."""
 
     def __init__(self, stream: Placement) -> None:
         super().__init__({"experts.w1": 2, "experts.w3": 2, "experts.w2": 1})

@@ -1,4 +1,4 @@
-"""Operations on rows of tokens: sort them by expert, move them between ranks, and multiply them by their experts' matrices."""
+"""Operations on rows, [dim], one per token and chosen expert: sort by expert, move between ranks, multiply by weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
     """
     Send rows, [rows, dim], to the ranks that hold their experts, apply the experts there, and return the results.
 
-    experts: this rank's `GroupedExperts`; load: number of this rank's rows for each expert held by `group`, [experts].
+    experts: this rank's `GroupedExperts`; load: number of rows that this rank sends to each expert of the group, [experts].
     """
     ranks = group.size()
     with torch.no_grad():
@@ -67,7 +67,7 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
 
 
 class ScaleGradient(torch.autograd.Function):
-    """Returns `x` unchanged. In backward, multiplies its gradient by a factor."""
+    """Returns `x` unchanged. Backward multiplies the gradient of `x` by `factor`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -84,7 +84,7 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     Multiply each row by the weights of the row's group: [rows, out].
 
     x: [rows, in], sorted by group. Groups may be empty. weights: [groups, in, out], in the dtype of x. ends: index of the row
-    after the last row of each group, [groups], int32. Each row of x and of the result must fill a multiple of 16 bytes.
+    after the last row of each group, [groups], int32. The size of a row, in x and in the result, is a multiple of 16 bytes.
     """
     if x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)
@@ -93,7 +93,7 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def leaves_empty_groups(device: torch.device) -> bool:
-    """Return whether the kernel leaves the weight gradient of an empty group uninitialised."""
+    """Return whether grouped_mm leaves the weight gradient of a group without rows uninitialised on this device."""
     # This happens on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
     return device.type == "cuda" and (
         torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 10
@@ -101,7 +101,7 @@ def leaves_empty_groups(device: torch.device) -> bool:
 
 
 class ZeroGradient(torch.autograd.Function):
-    """Returns weights, [groups, in, out], unchanged. In backward, zeroes the gradients of `empty` groups, [groups], bool."""
+    """Returns weights, [groups, in, out], unchanged. Backward sets the gradient of each group in `empty`, [groups], to zero."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, empty: Tensor) -> Tensor:

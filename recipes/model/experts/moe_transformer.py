@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ExpertBlock(Block):
-    """A block with experts. Forward also returns the number of tokens per expert and the balance loss."""
+    """A Llama block with experts in place of the feed-forward network."""
 
     def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """Return the block's output, the tokens per expert, [experts], and the balance loss, 0-d. bias: see `Router.forward`."""
@@ -33,11 +33,11 @@ class MoETransformer(Transformer):
     expert_bias: Tensor
 
     def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module], experts: Experts | None) -> None:
-        """blocks: blocks with an `ExpertFeedForward` as `feed_forward` must have the `forward` signature of `ExpertBlock`."""
+        """Build the network. A block with an `ExpertFeedForward` as `feed_forward` has the signature of `ExpertBlock`."""
         super().__init__(config, seq_len, blocks)
         self.experts = experts
         self.rows: dict[int, int] = {}
-        """Block with experts -> the block's row in `expert_bias`."""
+        """Number of a block with experts -> row of this block in `expert_bias`."""
         for number, block in enumerate(self.layers):
             if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward):
                 self.rows[number] = len(self.rows)
@@ -45,7 +45,7 @@ class MoETransformer(Transformer):
             self.register_buffer("expert_bias", torch.empty(len(self.rows), experts.number))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or the cross entropy if targets are given. Backward also computes the gradient of the balance loss."""
+        """Return logits, or the cross entropy if targets are given. The balance loss changes the gradient, but not this value."""
         x, balance = self.through_blocks(self.tok_embeddings(tokens), self.positions(tokens), count=targets is not None)
         x = self.norm(x)
         if targets is None:
@@ -53,7 +53,7 @@ class MoETransformer(Transformer):
         return with_gradient_of(self.loss(self.output, x, targets), balance)
 
     def through_blocks(self, x: Tensor, rope: Tensor | None, *, count: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the stream after the blocks and the weighted balance loss, 0-d or None. count: count tokens per expert."""
+        """Return the stream after the last block, and the weighted balance loss, 0-d, or None. count: whether to count tokens."""
         loads, balances = [], []
         for number, block in enumerate(self.layers):
             if (row := self.rows.get(number)) is None:

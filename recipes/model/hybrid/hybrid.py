@@ -28,11 +28,11 @@ class MambaConfig(Section):
     groups: Count
     """Number of groups. The heads of a group share B and C."""
     state: Count
-    """State size per channel. A head has head_dim channels."""
+    """Number of state elements per channel. A head has head_dim channels."""
     conv: Annotated[int, whole(at_most=2**10)] = 4
     """Width of the convolutions in tokens."""
     chunk: Annotated[int, whole(at_most=2**16)] = 128
-    """Tokens per chunk. Matmuls process the tokens of a chunk together. The chunk size does not change the result."""
+    """Number of consecutive tokens that are processed together, in matmuls. It affects speed and memory, not the result."""
     kernel: Literal["auto", "torch", "fused"] = "auto"
     """fused: the CUDA kernel of package mamba_ssm; torch: matmuls in plain torch; auto: fused if available, else torch."""
 
@@ -49,7 +49,6 @@ class MambaConfig(Section):
 
 
 def _missing_for_fused(device_type: str) -> str | None:
-    """Return the device or package that is missing for the fused kernel on `device_type`, or None if it can run."""
     if device_type != "cuda":
         return "a GPU"
     return None if find_spec("mamba_ssm") is not None else "package mamba_ssm (pip install mamba-ssm)"
@@ -59,9 +58,9 @@ class MultiToken(Section):
     """Prediction of several tokens ahead by modules after the last block (DeepSeek-AI 2024, V3, section 2.2)."""
 
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
-    """Number of tokens to predict beyond the next one. Each token has a module with attention and a feed-forward network."""
+    """Number of tokens to predict after the next one. Each has a separate module: attention and feed-forward."""
     loss_weight: float = Field(default=0.3, gt=0)
-    """Weight of the further tokens' mean loss (`train/mtp_loss`) in the training objective. `train/loss` excludes this loss."""
+    """Factor of the further tokens' mean loss (`train/mtp_loss`) in the training objective. `train/loss` excludes this loss."""
 
 
 class Hybrid(Decoder):
@@ -72,7 +71,7 @@ class Hybrid(Decoder):
     head_dim: Count
     """Width of one attention head."""
     ffn: Literal["swiglu", "relu2"] = "swiglu"
-    """Feed-forward networks: SwiGLU, or a squared ReLU between two linear layers (So et al. 2021). Experts always use SwiGLU."""
+    """Feed-forward network. relu2: a squared ReLU between two linear layers (So et al. 2021). Experts always use swiglu."""
     mamba: MambaConfig | None = None
     """Settings of the Mamba-2 blocks; null if the pattern has no M."""
     experts: Experts | None = None

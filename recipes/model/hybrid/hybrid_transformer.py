@@ -1,4 +1,4 @@
-"""The network of hybrid decoders. Each letter of the pattern stands for a kind of block."""
+"""The network of hybrid decoders. Each letter of the key `pattern`, such as M, is the kind of one block."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from meshrunner.recipes.model.transformer import Attention, Block, FeedForward, 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.hybrid.hybrid import Hybrid
 
-IGNORED = -100
-"""The target value that torch's cross entropy ignores."""
+IGNORED = -100  # the target that torch's cross entropy ignores
 
 
 class SquaredReLU(nn.Module):
@@ -43,7 +42,7 @@ def feed_forward(config: Hybrid) -> nn.Module:
 
 
 class MambaBlock(nn.Module):
-    """Block M of the pattern: Mamba-2."""
+    """A Mamba-2 block, letter M of the pattern."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -56,7 +55,7 @@ class MambaBlock(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """Block * of the pattern: attention."""
+    """An attention block, letter * of the pattern."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -68,7 +67,7 @@ class AttentionBlock(nn.Module):
 
 
 class FeedForwardBlock(nn.Module):
-    """Block - of the pattern: a feed-forward network."""
+    """A feed-forward block, letter - of the pattern."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -80,7 +79,7 @@ class FeedForwardBlock(nn.Module):
 
 
 class ExpertsBlock(nn.Module):
-    """Block E of the pattern: experts. Like `ExpertBlock`, it also returns the tokens per expert and the balance loss."""
+    """A block with experts, letter E of the pattern. Forward returns the same three tensors as `ExpertBlock.forward`."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class ExpertsBlock(nn.Module):
 
 
 class PredictionBlock(nn.Module):
-    """Predicts one token further than the previous module, from the previous module's stream and the next token's embedding."""
+    """A module of multi-token prediction. It predicts one token further than the module before it."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -105,7 +104,7 @@ class PredictionBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the stream for the next module, and the normalised stream for `output`. x, token: [batch, seq, dim]."""
+        """Return the new stream and its norm for `output`. x: previous stream; token: embeddings; both [batch, seq, dim]."""
         x = self.join(torch.cat((self.stream_norm(x), self.token_norm(token)), -1))  # [batch, seq, 2 dim] -> [.., dim]
         x = self.block(x, rope)
         return x, self.norm(x)
@@ -128,7 +127,7 @@ class HybridTransformer(MoETransformer):
         self.mtp = nn.ModuleList(PredictionBlock(config) for _ in range(config.mtp.depth))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or the next token's cross entropy if targets are given. Backward includes all other losses."""
+        """Return logits, or the next token's cross entropy if targets are given. The other losses change only the gradient."""
         rope, rows = self.positions(tokens), [tokens]
         if targets is not None:
             rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]
@@ -191,7 +190,7 @@ class HybridTransformer(MoETransformer):
 
 
 def further(targets: Tensor, ahead: int) -> Tensor:
-    """Return targets that are `ahead` tokens further on. The last `ahead` targets of a sequence are unknown: IGNORED."""
+    """Shift targets by `ahead` tokens. The last `ahead` targets of a sequence are unknown, so they become IGNORED."""
     # The length stays the same, because under sequence parallelism a rank holds a shard of every sequence.
     known = torch.arange(targets.shape[1], device=targets.device) < targets.shape[1] - ahead
     return torch.where(known, targets.roll(-ahead, 1), IGNORED)

@@ -1,4 +1,4 @@
-"""Mamba-2: state-space duality in chunks, in plain torch (Dao and Gu 2024, arXiv 2405.21060).
+"""Mamba-2 in plain torch: state-space duality, computed chunk by chunk (Dao and Gu 2024, arXiv 2405.21060).
 
 Each head h has a state S, [head_dim, state]. S is 0 before the first token of a sequence. For each token t:
 
@@ -55,7 +55,7 @@ class CausalConvolution(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve over the sequence. x: [batch, seq, channels], where tensor parallelism splits the channels over ranks."""
+        """Convolve over the sequence. x: [batch, seq, channels], with only this rank's channels under tensor parallelism."""
         weight, bias = _local(self.weight).unsqueeze(1), _local(self.bias)
         # Pad on the left, [batch, channels, width - 1 + seq], so that no token sees a later token.
         out = F.conv1d(F.pad(x.transpose(1, 2), (weight.shape[-1] - 1, 0)), weight, bias, groups=weight.shape[0])
@@ -146,10 +146,8 @@ def _decays(to: Tensor, since: Tensor, *, strictly: bool = False) -> Tensor:
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:
-    """Convert 16-bit tensors to fp32. Return wider tensors unchanged."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _local(parameter: Tensor) -> Tensor:
-    """Return this rank's shard of a parameter that tensor parallelism may have split."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter

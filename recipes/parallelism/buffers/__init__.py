@@ -1,1 +1,1 @@
-"""Communication buffers at planned addresses: planning an address for each unit's buffer, and providing the buffers."""
+"""FSDP2's communication buffers at fixed addresses: `placement` plans the addresses, and `buffer_pool` hands out the buffers."""

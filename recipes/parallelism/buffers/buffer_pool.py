@@ -1,4 +1,7 @@
-"""Pools of communication buffers at planned addresses, and the hooks through which FSDP2's units take buffers from the pools."""
+"""Pools that hand out communication buffers at fixed addresses to the units of FSDP2.
+
+A unit is a module that FSDP2 gathers as a whole. Its buffers are its all-gather output and its reduce-scatter input.
+"""
 
 from __future__ import annotations
 
@@ -32,27 +35,27 @@ from meshrunner.recipes.parallelism.buffers.placement import (
 )
 
 PATIENCE_S = 5.0
-"""Seconds to wait for a buffer to be released. gloo's threads release a buffer a moment after the collective has ended."""
+"""Seconds to wait for a buffer in use before an error. gloo's threads hold a buffer for a moment after its collective."""
 INSTEAD = "use parallelism.buffers=dynamic"
 
 
 class Use(NamedTuple):
-    """The address range of a buffer that the pool has handed to a unit."""
+    """Address range [begin, end) of a buffer that the pool has handed to a unit."""
 
     unit: str
     begin: int
     end: int
     released: Callable[[], bool]
-    """Whether all references to the buffer are gone, including views and references held by torch's threads."""
+    """Function that returns true if no tensor and none of torch's threads refers to the buffer any more."""
 
 
 class BufferPool:
     """
-    A pool of the all-gather outputs, or of the reduce-scatter inputs, of all units on one device.
+    A pool of one kind of buffer for all units on one device: either all-gather outputs or reduce-scatter inputs.
 
-    During the whole first optimizer step, including recomputation, the allocator serves every request. After that step,
-    each unit has a fixed range in an arena. Every request checks that no other buffer uses the range, so a wrong plan raises an
-    error instead of corrupting data.
+    In the first optimizer step, torch's allocator provides every buffer, and the pool records the requests. From the second
+    step on, each unit has a fixed address range in one large allocation, the arena. Before the pool hands out a range, it
+    waits at most PATIENCE_S until no buffer in use overlaps the range. A wrong plan raises an error instead of corrupting data.
 
     GPU kernels may still read a buffer that FSDP2 has released. The stream that fills the next buffer waits for these kernels.
     """
@@ -71,7 +74,7 @@ class BufferPool:
         self._uses: list[Use] = []
 
     def take(self, unit: str, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialised buffer of shape [elements]. Raise ConfigError if the request is not in the plan."""
+        """Return an uninitialised buffer of shape [elements] for a unit. Raise ConfigError if it does not fit the plan."""
         bucket = Bucket(str(dtype), elements * dtype.itemsize)
         if self._arena is None:
             self._wait_until_free(unit)
@@ -97,17 +100,14 @@ class BufferPool:
         return buffer
 
     def schedule(self) -> Schedule:
-        """Return the schedule of the recorded requests. It ignores release times, which differ between ranks."""
+        """Return the recorded requests as a schedule. Release times are not recorded, because they differ between ranks."""
         passes = groupby(self._requests, key=lambda request: request[0])
         return schedule(self._buckets, [(which, [unit for _, unit in part]) for which, part in passes], self._in_flight)
 
     def step_done(self) -> int:
-        """
-        Return the number of buffers that the allocator served in the step that has ended. After the first step, plan addresses.
-
-        Planning waits for the end of a step because gradients may be reduced only in the last micro batch.
-        """
+        """Return how many buffers were allocated in the step that has ended. After the first step, plan the addresses."""
         count, self._allocations = self._allocations, 0
+        # Plan only after a whole step: gradients may be reduced only in the last micro batch.
         if self._requests and self._arena is None:
             plan = self._place(self.schedule())
             self.offsets = plan.offsets
@@ -129,7 +129,7 @@ class BufferPool:
             )
 
     def _wait_until_free(self, unit: str, begin: int = 0, end: int = 0) -> None:
-        """Wait until the unit's buffers and all buffers overlapping [begin, end) are free. Raise ConfigError after PATIENCE_S."""
+        """Wait until the unit's buffers and all others that overlap [begin, end) are free. Raise ConfigError after PATIENCE_S."""
         self._uses = [use for use in self._uses if not use.released()]
         deadline = time.monotonic() + PATIENCE_S
         for use in self._uses:
@@ -144,7 +144,7 @@ class BufferPool:
 
 
 class PooledAllGather(DefaultAllGather):
-    """The all-gather of a unit. The pool provides the output, and the input is a slice of the output."""
+    """The all-gather of one unit, with an output buffer from the pool. The input needs no buffer: it is a slice of the output."""
 
     def __init__(self, unit: str, pool: BufferPool) -> None:
         self.unit, self.pool = unit, pool
@@ -154,7 +154,7 @@ class PooledAllGather(DefaultAllGather):
 
 
 class PooledReduceScatter(DefaultReduceScatter):
-    """The reduce-scatter of a unit's gradients. The pool provides only the input, because `.grad` is a view of the output."""
+    """The reduce-scatter of one unit. The pool provides its input; torch allocates its output, because `.grad` views it."""
 
     def __init__(self, unit: str, pool: BufferPool) -> None:
         self.unit, self.pool = unit, pool
@@ -169,11 +169,11 @@ class PooledReduceScatter(DefaultReduceScatter):
 
 
 pools_of: WeakKeyDictionary[nn.Module, tuple[BufferPool, BufferPool]] = WeakKeyDictionary()
-"""For each model with planned buffers: its pool of all-gather outputs and its pool of reduce-scatter inputs."""
+"""Two pools per model with planned buffers: one of all-gather outputs, one of reduce-scatter inputs."""
 
 
 def install(model: nn.Module, plan: str, prefetch: int) -> None:
-    """Make the units of a model take communication buffers from pools. plan: a key of PLANS."""
+    """Let all units of a model take their communication buffers from two new pools. plan: a key of PLANS."""
     network = network_of(model)
     units = {
         clean_name(f"{name}.").strip("."): each for name, each in model.named_modules() if isinstance(each, FSDPModule)

@@ -1,5 +1,8 @@
 """
-Offsets in one arena for the communication buffers that FSDP2 requests. Requests are recorded or predicted from the wrap plan.
+Plans that give each unit's communication buffer a fixed offset in one large allocation, the arena.
+
+A unit is a module that FSDP2 gathers as a whole. Units are *alive together* if their buffers are in use at the same time, so
+these buffers must not overlap. Requests for buffers are recorded in a run's first step, or predicted from the wrap plan.
 
 `fixed_pool` and `max_pool` follow Megatron-FSDP (Megatron-LM PR 5462). `scheduled` never needs more memory than `max_pool`.
 """
@@ -22,23 +25,23 @@ ALIGNMENT = 256
 
 
 class Bucket(NamedTuple):
-    """The buffer that a unit requests."""
+    """The dtype and size of the buffer that a unit requests."""
 
     dtype: str
     nbytes: int
 
 
 class Schedule(NamedTuple):
-    """The requests to place."""
+    """The buffers that need an offset, and which of them are in use at the same time."""
 
     units: Mapping[str, Bucket]
-    """The buffer that each unit requests. Units are in the order of their first requests."""
+    """The buffer of each unit, keyed by unit name, in the order of first requests."""
     alive: Collection[frozenset[str]]
-    """Sets of units whose buffers are in use at the same time. Every unit is in at least one set."""
+    """Sets of units whose buffers are in use at the same time, for example {layers.0, layers.1}. Every unit is in a set."""
 
 
 class Plan(NamedTuple):
-    """The byte offset of each unit's buffer in one arena of `nbytes` bytes."""
+    """The size of an arena, and the offset of each unit's buffer in the arena. Both are in bytes."""
 
     offsets: dict[str, int]
     nbytes: int
@@ -50,17 +53,17 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return the sets of units alive at the same time: after each request in `order`, the last `most` requested units."""
+    """Return one set of units per request in `order`: the last `most` units, whose buffers are in use after the request."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
 def peak(schedule: Schedule) -> int:
-    """Return the maximum bytes alive at the same time. Dynamic buffers need this much memory, and no plan needs less."""
+    """Return the maximum bytes in use at the same time. No plan needs less memory, and dynamic buffers need exactly this much."""
     return max((sum(schedule.units[name].nbytes for name in together) for together in schedule.alive), default=0)
 
 
 def fixed_pool(schedule: Schedule) -> tuple[int, int]:
-    """Return the bytes of two buffers of the most common shape, and the total bytes of all buffers of other shapes."""
+    """Return two sizes in bytes: of a pool of two buffers of the most common shape, and of all buffers of other shapes."""
     if not schedule.units:
         return 0, 0
     buckets = schedule.units.values()
@@ -69,8 +72,8 @@ def fixed_pool(schedule: Schedule) -> tuple[int, int]:
 
 
 def max_pool(schedule: Schedule) -> Plan:
-    """Divide the arena into equal sets of slots. A set has one slot per dtype, as large as the largest buffer of this dtype.
-    Units that are alive together use different sets."""
+    """Return a plan that divides the arena into equal sets of slots. A set has one slot per dtype, and the slot is large enough
+    for any buffer of this dtype. Units whose buffers are in use at the same time have different sets."""
     slots: dict[str, int] = {}
     for dtype, nbytes in schedule.units.values():
         slots[dtype] = max(slots.get(dtype, 0), nbytes)
@@ -83,12 +86,12 @@ def max_pool(schedule: Schedule) -> Plan:
 
 def scheduled(schedule: Schedule) -> Plan:
     """
-    Place units in one arena, such that units that are alive together do not overlap.
+    Return a plan with a small arena.
 
-    If the units can be divided into two sides so that units alive together are on different sides, one side is placed at the
-    bottom of the arena and the other at the top. This is the smallest possible arena. Otherwise the smallest of three plans is
-    used. (1) Units are placed from the largest to the smallest, each in the lowest gap that fits. (2) Units are placed in
-    schedule order, each in the lowest gap that fits. (3) Units to which `_copies` gives the same number share a slot.
+    Often the units can be divided into two sides so that no two buffers of a side are in use at the same time. Then one side
+    starts at the bottom of the arena, and the other side ends at the top. No smaller arena is possible. Otherwise the plan is
+    the smallest of three. (1) Units are placed from the largest to the smallest, each in the lowest gap that fits. (2) Units are
+    placed in schedule order, each in the lowest gap that fits. (3) Units with the same number from `_copies` share a slot.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
@@ -101,11 +104,10 @@ def scheduled(schedule: Schedule) -> Plan:
 
 
 PLANS: dict[str, Callable[[Schedule], Plan]] = {"max_pool": max_pool, "scheduled": scheduled}
-"""Functions that place the buffers, by value of `parallelism.buffers`."""
+"""Planning functions, keyed by the value of `parallelism.buffers` that selects them."""
 
 
 def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
-    """Return, for each unit, the other units that are alive at the same time."""
     near: dict[str, set[str]] = defaultdict(set)
     for together in schedule.alive:
         for one, other in combinations(together, 2):
@@ -115,7 +117,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Number the units in order. Neighbours in `near` get different numbers, and each unit gets the lowest free number."""
+    """Give each unit, in order, the lowest number that none of its neighbours in `near` has. Neighbours must not overlap."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
@@ -124,7 +126,7 @@ def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
 
 
 def _two_sides(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int] | None:
-    """Assign each unit to side 0 or 1 so that units alive together are on different sides; return None if impossible."""
+    """Assign each unit to side 0 or 1, so that neighbours in `near` are on different sides. Return None if that is impossible."""
     side: dict[str, int] = {}
     for first in names:
         if first in side:
@@ -142,7 +144,6 @@ def _two_sides(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int
 
 
 def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set[str]]) -> dict[str, int]:
-    """Place the units in the given order, each in the lowest gap that fits. Return the offset of each unit in bytes."""
     start: dict[str, int] = {}
     for name in order:
         lowest = 0
@@ -155,7 +156,7 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
 
 
 def _slots(size: dict[str, int], copy: dict[str, int]) -> dict[str, int]:
-    """Return each unit's offset in bytes. Units with the same `copy` share a slot as large as the largest of them."""
+    """Return each unit's offset in bytes. Units with the same number in `copy` share a slot, which fits the largest of them."""
     slot: dict[int, int] = {}
     for name, nbytes in size.items():
         slot[copy[name]] = max(slot.get(copy[name], 0), nbytes)
@@ -164,23 +165,23 @@ def _slots(size: dict[str, int], copy: dict[str, int]) -> dict[str, int]:
 
 
 class InFlight(NamedTuple):
-    """Maximum number of buffers in use at the same time. The most recently requested buffers are the ones in use."""
+    """Maximum number of buffers in use at the same time. One more request means that the oldest buffer is free."""
 
     in_forward: int
     in_backward: int
 
 
 REDUCE_SCATTER_INPUTS = InFlight(1, 1)
-"""At most one input is in use, because FSDP2 releases an input before it requests the next one."""
+"""Limit for reduce-scatter inputs: only one is in use, because FSDP2 releases an input before it requests the next one."""
 
 
 def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
     """
     Return the maximum number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
 
-    In forward, FSDP2 releases the output of a unit when the next unit's output has arrived. In backward, FSDP2 releases an
-    output as soon as it is copied out. repeats: whether forward calls some units several times. Such a unit is not
-    prefetched: it is requested when it is called, while the prefetched outputs of other units are already in memory.
+    In backward, FSDP2 releases an output as soon as it is copied out. In forward, FSDP2 keeps an output until the next output
+    has arrived, so one more output is in use. repeats: whether forward calls some units several times. Such a unit is gathered
+    when it is called and not prefetched, so its output is in use in addition to the prefetched outputs of other units.
     """
     ahead, more = prefetch or 1, int(repeats and prefetch > 0)
     return InFlight(ahead + 1 + more, ahead + more)
@@ -189,7 +190,7 @@ def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
 def schedule(
     buckets: Mapping[str, Bucket], passes: Iterable[tuple[bool, Sequence[str]]], in_flight: InFlight
 ) -> Schedule:
-    """Return the schedule of `passes`. Each pass is (whether it is a backward pass, its units in request order)."""
+    """Return the schedule of several passes. Each pass is a pair: whether it is backward, and its units in request order."""
     alive: set[frozenset[str]] = set()
     for in_backward, order in passes:
         alive |= alive_together(order, in_flight.in_backward if in_backward else in_flight.in_forward)
@@ -199,7 +200,7 @@ def schedule(
 def predicted(
     units: Mapping[str, UnitParameters], precision: Precision, shard: int, prefetch: int
 ) -> tuple[Schedule, Schedule]:
-    """Predict the all-gather and the reduce-scatter buffers that a micro batch requests. units: in forward order."""
+    """Predict two schedules for one micro batch: all-gather outputs and reduce-scatter inputs. units: in forward order."""
     import torch
 
     units = {name or "root": unit for name, unit in units.items()}
@@ -225,7 +226,7 @@ def predicted(
 
 
 def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
-    """Return units in call order. A resharded unit R that is called several times follows each later unit: R, A, R, B, R."""
+    """Return units in the order of their gathers in forward. A resharded unit R with several calls alternates: R, A, R, B, R."""
     order: list[str] = []
     repeated: list[str] = []
     for name, unit in units.items():
@@ -236,7 +237,7 @@ def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
 
 
 def _requests(order: Sequence[str], repeated: Collection[str], prefetch: int) -> list[str]:
-    """Return the request order, given the call order. Each call prefetches the next `prefetch` units, skipping repeated units."""
+    """Convert call order to request order. The call of a unit outside `repeated` also requests the next `prefetch` such units."""
     once = [name for name in order if name not in repeated]
     requested: list[str] = []
     for name in order:

@@ -1,1 +1,1 @@
-"""Write a comparison as one HTML file: the table, charts and every run."""
+"""Write a comparison of runs as one HTML file with a table, charts and a section for each run."""

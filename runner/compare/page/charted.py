@@ -1,4 +1,4 @@
-"""Collect into one JSON object the data that the page's scripts draw: rows, figures, curves and settings."""
+"""Build the JSON that the report page draws. A row holds the runs with equal settings, and a figure is a measured number."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from meshrunner.runner.figures import FIGURES, Figure, higher_is_better, number,
 from meshrunner.runner.rundir import StepRow, measured_rows
 
 POINTS = 600
-"""Maximum number of points in a curve. A longer curve is thinned out evenly."""
+"""Maximum number of points in a curve. A run with 1200 steps is drawn at every second step."""
 ALL_POINTS = 80_000
-"""Maximum number of points in all curves of a chart together. Many curves may exceed it, since each keeps FEWEST_POINTS."""
+"""Number of points that all curves of a chart share. A chart of many curves has more: each curve keeps FEWEST_POINTS."""
 FEWEST_POINTS = 100
 BINS = 24
-"""Number of bins in a histogram, and the minimum number of values for which a histogram is drawn."""
+"""Number of bins in a histogram. A row with fewer values than bins has no histogram."""
 MAX_RANKS = 64
-"""Maximum number of ranks shown per row. If a row has more, half of those shown have the lowest values, half the highest."""
+"""Maximum number of ranks shown per row. If a row has more, the 32 lowest and the 32 highest values are shown."""
 STEP_TIME = "perf/step_time_s"
 
 
 def as_json(comparison: Comparison) -> str:
-    """Return the data as JSON. Each `<` is escaped, so that no text in the data can close the script element."""
+    """Return the JSON for the page. Each `<` is escaped, because `</script>` in a setting would end the script element."""
     return json.dumps(_charted(comparison), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -100,12 +100,12 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 
 def _known(row: Row, figure: Figure) -> bool:
-    """Return whether a row has a completed run and a value of the figure. Crashed runs are not drawn: they are not comparable."""
+    """Return whether charts show a figure of a row. Rows without a completed run are hidden: crashed runs are not comparable."""
     return bool(row.completed) and figure.values(row.summaries)[0] is not None
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]]]:
-    """Return the keys that differ, one list of all their values as text, and per run the index of each key's value (-1: none)."""
+    """Return the differing keys, all value texts, and indices: `texts[indices[run][key]]` is a value; index -1: missing key."""
     flat = [flatten(run.config) for run in runs]
     texts: dict[str, int] = {}
     found: dict[str, list[int]] = {}
@@ -119,10 +119,10 @@ def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]
 
 def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str, Any]:
     """
-    Return the losses and step times of a row, thinned out, and a histogram of the times.
+    Return the loss curve of a row, its step-time curve, and a histogram of its step times. A curve has about `points` points.
 
-    Losses and times are medians over the completed repeats, or over all repeats if none completed. Only measured steps
-    have times. `axes` maps each distinct list of steps to a number. A curve stores the number instead of the list.
+    A point is the median over the completed runs of the row, or over all its runs if none completed. Step times leave out
+    warm-up, compiling and profiled steps. `axes` numbers the lists of steps. A curve stores the number of its list.
     """
     losses = _medians((run.events for run in row.counted), "train/loss")
     measured = [measured_rows(run.events, run.measure_after) for run in row.counted]
@@ -140,7 +140,6 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
 
 
 def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
-    """Return, for each step, the median of a figure over runs."""
     found: dict[int, list[float]] = {}
     for rows in runs:
         for row in rows:
@@ -150,7 +149,7 @@ def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
 
 
 def _histogram(values: Sequence[float]) -> list[Any] | None:
-    """Return [lowest value, highest value, fraction of values per bin], or None for equal values or fewer than BINS values."""
+    """Return [lowest value, highest value, fraction of values in each bin]; None for equal values or fewer than BINS."""
     if len(values) < BINS or (low := min(values)) >= (high := max(values)):
         return None
     counts = [0] * BINS
@@ -160,7 +159,7 @@ def _histogram(values: Sequence[float]) -> list[Any] | None:
 
 
 def _ranks(row: Row, figure: Figure) -> list[tuple[int, float]]:
-    """Return at most MAX_RANKS (rank, value) pairs, sorted by value. They come from the first completed repeat with values."""
+    """Return (rank, value) pairs of the first completed run that has the figure, sorted by value; at most MAX_RANKS pairs."""
     values = next((each for run in row.completed if (each := run.summary.by_rank(figure.key))), [])
     known = [(rank, value) for rank, value in enumerate(values) if value is not None]
     known.sort(key=lambda pair: pair[1])

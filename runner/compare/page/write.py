@@ -1,8 +1,8 @@
 """
-Write the report page: one HTML file with the table, charts and every run. A browser can open the file from disk, offline.
+Write the report page: one HTML file that a browser can open offline. A row of its table holds the runs with equal settings.
 
-The table and the list of runs need no JavaScript. Scripts draw the charts for the rows that the user selects. The scripts
-insert text only as text nodes, because the page's content security policy forbids them to create markup from strings.
+The table and the list of runs work without JavaScript. Scripts draw charts of the rows that the reader selects. Scripts
+insert text only as text nodes, because the content security policy of the page forbids scripts to parse strings as markup.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from meshrunner.runner.rundir.files import CONFIG, SUMMARY, rank_log
 PARTS = Path(__file__).parent
 """Directory of the page's template, style and scripts."""
 SCRIPTS = ("svg", "select", "draw", "table", "charts", "settings", "curves", "main")
-"""Names of the scripts, in the order in which they run. All scripts share one scope."""
+"""Names of the JavaScript files. They are joined in this order into one script."""
 VALUES = 12
-"""Maximum number of values listed per key above the table."""
+"""Maximum number of values that the list above the table shows for a setting."""
 REASONS = 6
-"""If the list of `reasons` below the table has more lines than this, the page folds it until the user opens it."""
+"""Maximum number of lines in an unfolded list of reasons below the table. The page shows a longer list only after a click."""
 UNFOLDED = 12
-"""If there are more runs than this, their list is folded until the user opens it or clicks a row's number."""
+"""Maximum number of runs in an unfolded list of runs. The page shows a longer list only after a click."""
 LOG_LINES = 15
-"""Maximum number of lines shown from the end of a log."""
+"""Maximum number of lines shown from the end of a run's log."""
 
 
 def escape(text: str) -> str:
-    """Escape untrusted text for HTML, including its unprintable characters."""
+    """Escape untrusted text for HTML, and show unprintable characters as escapes such as `\\x1b`."""
     return escape_markup(printable(text))
 
 
@@ -55,7 +55,7 @@ def write_page(comparison: Comparison, file: Path) -> None:
 
 
 def put(page: str, file: Path) -> None:
-    """Write a page, atomically replacing any existing file; raise ConfigError if the file cannot be written."""
+    """Write the HTML of a page to a file. Replace a regular file atomically. Raise ConfigError if writing fails."""
     try:
         if file.is_symlink() or (file.exists() and not file.is_file()):  # do not replace a link or /dev/stdout
             file.write_bytes(page.encode())
@@ -109,7 +109,7 @@ def _reasons(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    """Return the table as HTML. Each row begins with its number and name. Narrow screens hide the key columns."""
+    """Return the table as HTML. Each row begins with its number. Narrow screens show the row's name instead of its settings."""
     table = columns(comparison)
     keys = len(comparison.keys) or 1
     head = "".join(
@@ -126,7 +126,7 @@ def _table(comparison: Comparison) -> str:
 
 
 def _cell(cell: str, *, key: bool) -> str:
-    """Return a cell as HTML. Its attribute `data-by` is the sort key: the number that the text begins with, or else the text."""
+    """Return a table cell as HTML. `data-by` is its sort key: the number at the beginning of the text, or else the text."""
     number = re.match(r"(agrees \()?([-+]?[\d,]*\.?\d+(e[-+]?\d+)?)", cell)
     by = number[2].replace(",", "") if number else cell
     kind = " class=key" if key else " class=untested" if UNTESTED in cell else ""

@@ -26,7 +26,7 @@ CLOSE = 0.75
 
 
 def explain(error: BaseException, overrides: list[str]) -> str:
-    """Explain an exception from Hydra, OmegaConf or YAML. If it names no override, name the first invalid override."""
+    """Return a message for the user about an error of Hydra, OmegaConf or YAML. It names the wrong key or override."""
     text = printable(str(error)).strip()
     if missing := missing_key(error):
         return _unknown_key(missing, error.__cause__)
@@ -57,7 +57,7 @@ def explain(error: BaseException, overrides: list[str]) -> str:
 
 @contextmanager
 def faults_of_hydra() -> Iterator[None]:
-    """Convert internal errors of Hydra and OmegaConf inside the context into ConfigCompositionException."""
+    """Turn internal errors of Hydra and OmegaConf, such as AttributeError, into ConfigCompositionException in a `with` block."""
     try:
         yield
     except (AttributeError, TypeError, AssertionError, LookupError) as error:
@@ -96,7 +96,7 @@ def _unknown_key(key: str, cause: Any) -> str:
 
 
 def _nearest(name: str, siblings: list[str], node: Any) -> str:
-    """Return a hint that suggests a similar key: one of the siblings, or else any key, even of an option that is not chosen."""
+    """Return a hint `Did you mean ...?`: a similar key among `siblings` or else among all keys, chosen options or not."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
     root: Any = OmegaConf.to_container(node._get_root(), resolve=False) if isinstance(node, DictConfig) else {}

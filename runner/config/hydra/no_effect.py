@@ -1,4 +1,4 @@
-"""Find settings that have no effect: refuse some of Hydra's keys, and warn about other keys."""
+"""Refuse or warn about settings that have no effect, such as Hydra's keys for features that meshrunner replaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REFUSED = {
     "hydra.output_subdir": "config.yaml and overrides.yaml are written to the run directory itself",
     "hydra.sweep.subdir": "a sweep names each run after its number and the values that vary",
 }
-"""Keys to refuse, with the explanation to show. Hydra uses them only to call a task function, and meshrunner has none."""
+"""Explanation for each key that is refused. Hydra uses these keys only to call a task function, and meshrunner has none."""
 SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
 LOGS = "the output of a run is in its directory `logs`"
@@ -30,12 +30,11 @@ SILENT = {
     "hydra.hydra_logging": LOGS,
     "hydra.verbose": LOGS,
 }
-"""Keys that have no effect, or less effect than Hydra documents. The value is the reason, for use in a warning."""
+"""Reasons for a warning, keyed by the key of Hydra that has no effect, or less effect than Hydra documents."""
 ONLY_SWEEPS = ("hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel")
-"""Keys of Hydra that affect only sweeps."""
 SWEEPER = "hydra.runtime.choices.hydra/sweeper"
 NEUTRAL = {"hydra.sweeper._target_": BASIC_SWEEPER, "hydra.job_logging.version": 1, "hydra.hydra_logging.version": 1}
-"""Default values of keys that conf/run.yaml does not set. A key with its default value causes no warning."""
+"""Default values of keys that conf/run.yaml does not set. Only a changed key causes a warning."""
 
 
 def refuse(config: DictConfig, *, sweep: bool) -> None:
@@ -74,13 +73,13 @@ def _flat(config: DictConfig) -> dict[str, Any]:
 
 
 def _typed(given: dict[str, Any], key: str) -> str:
-    """Return the first key on the command line that is `key` or lies below it, or an empty string if there is none."""
+    """Return the first key on the command line that is `key` or begins with `key.`; "" if there is none."""
     typed = [str(each).lstrip("+~") for each in (*given["hydra.overrides.hydra"], *given["hydra.overrides.task"])]
     return next((each.partition("=")[0] for each in typed if each.startswith((f"{key}=", f"{key}."))), "")
 
 
 def _changed(given: dict[str, Any], key: str) -> list[str]:
-    """Return the keys at or below `key` whose values differ from conf/run.yaml. Empty values such as null and [] are equal."""
+    """Return `key` and the keys that begin with `key.`, if their values differ from conf/run.yaml. null and [] are equal."""
     if SILENT.get(key) == LOGS and _typed(given, key):
         return [key]
     if key == "hydra.sweeper" and given[SWEEPER] != "basic":
@@ -92,5 +91,5 @@ def _changed(given: dict[str, Any], key: str) -> list[str]:
 
 @cache
 def _known() -> dict[str, Any]:
-    """Return the values in conf/run.yaml and in NEUTRAL by full key."""
+    """Return the default values in conf/run.yaml and NEUTRAL, keyed by full key such as `hydra.run.dir`."""
     return flatten(shipped.top_level()) | NEUTRAL

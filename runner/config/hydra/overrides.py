@@ -1,4 +1,4 @@
-"""Parse Hydra's command line: check its flags, and translate the user's overrides into Hydra's syntax."""
+"""Parse a command line of Hydra flags and overrides: check the flags, and translate the overrides into Hydra's syntax."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from meshrunner.runner.console import printable
 QUOTED_KEYS = re.compile(r"(?P<key>\+{0,2}sweep\.(?P<name>exclude|baseline))=(?P<value>.*)", re.DOTALL)
 WITHOUT_SECTION = re.compile(r"\+{0,2}(?P<rule>(exclude|baseline)=.*=.*)", re.DOTALL)
 SEVERAL = re.compile(r"tracker=\[\s*([A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)+)\s*\]", re.ASCII)
-"""Pattern of an override that lists several trackers. Hydra itself would merge the listed options into one."""
+"""Pattern of an override such as `tracker=[wandb,tensorboard]`. Hydra itself would merge the two options into one tracker."""
 MEMBER = re.compile(r"\+tracker@tracker\.of\.(\w+)=\1", re.ASCII)
 MAX_RUNS = 100_000
 RULE_BEGINS = re.compile(r"\s*([\w./@-]+=|['\"])")
 
 
 def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
-    """Parse overrides and Hydra's own flags; raise ConfigError if they are malformed."""
+    """Parse the overrides and Hydra flags that the user typed after `verb`. Raise ConfigError if one is malformed."""
 
     def refuse(message: str) -> NoReturn:
         hint = suggestion(COMMANDS[verb], message)
@@ -47,7 +47,7 @@ def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Raise ConfigError if flags are unsupported, would have no effect, or cannot be combined."""
+    """Raise ConfigError if one of Hydra's flags is unsupported or has no effect, or if two flags cannot be combined."""
     if args.config_path:
         raise ConfigError("--config-path would replace meshrunner's own options; use --config-dir to add yours")
     if args.experimental_rerun:
@@ -62,7 +62,7 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def prepared(overrides: Iterable[str]) -> list[str]:
-    """Translate the overrides on a command line into Hydra's syntax."""
+    """Translate overrides into Hydra's syntax. For example, `launch.env.NAME=1` becomes `++launch.env.NAME=1`."""
     found: list[str] = []
     for override in overrides:
         if (text := printable(override)) != override:
@@ -80,7 +80,7 @@ def prepared(overrides: Iterable[str]) -> list[str]:
 
 
 def as_typed(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides with the user's `tracker=[a,b]` in place of the overrides that `prepared` made from it."""
+    """Return prepared overrides with the user's `tracker=[a,b]` restored. `prepared` splits this override into several."""
     members = {override: found[1] for override in overrides if (found := MEMBER.fullmatch(override))}
     if "tracker=several" not in overrides or not members:
         return list(overrides)
@@ -89,7 +89,7 @@ def as_typed(overrides: Sequence[str]) -> list[str]:
 
 
 def _quoted(override: str) -> str:
-    """Quote the rules of `sweep.exclude` or `sweep.baseline`, because Hydra reads `=` in a value only if it is quoted."""
+    """Quote the rules in an override of `sweep.exclude` or `sweep.baseline`: Hydra reads `=` in a value only inside quotes."""
     if bare := WITHOUT_SECTION.fullmatch(override):
         meant = shlex.quote(f"sweep.{bare['rule']}")
         raise ConfigError(f"{bare['rule'].partition('=')[0]}: unknown key. Did you mean {meant}?")
@@ -112,7 +112,7 @@ def _quoted(override: str) -> str:
 
 
 def split_outside(text: str, separators: str) -> list[str]:
-    """Split text at separators outside brackets and quotes."""
+    """Split text at each character of `separators` that is outside brackets and quotes."""
     parts, start, depth, quote = [], 0, 0, ""
     for index, character in enumerate(text):
         if quote:
@@ -130,7 +130,7 @@ def split_outside(text: str, separators: str) -> list[str]:
 
 
 def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
-    """If a sweep varies `group`, rewrite overrides of its keys as `key=choice(value)`. Hydra applies `choice` in each job."""
+    """Rewrite `GROUP.key=value` as a one-value sweep if a sweep varies `group`, because the default option may lack the key."""
     parser = OverridesParser.create()
     sweeps = {override: parser.parse_override(override).is_sweep_override() for override in overrides}
     if not any(sweeps[override] and override.startswith(f"{group}=") for override in overrides):
@@ -144,7 +144,7 @@ def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
 
 
 def check_number(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if a grid has more than MAX_RUNS combinations. Count without Hydra, which would list all of them."""
+    """Raise ConfigError if a sweep has more than MAX_RUNS combinations. Hydra cannot count them without listing them all."""
     counts = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         count, value = 1, override.value()

@@ -1,4 +1,4 @@
-"""Wrap private parts of Hydra, and hide differences between its releases. No other module imports the private parts."""
+"""Wrap the private parts of Hydra, which no other module imports, and hide differences between Hydra's releases."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ __all__ = ["BASIC_SWEEPER", "BasicSweeper", "Callbacks", "Hydra", "create_config
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
-"""Source files of Hydra that import plugins. They are skipped when a traceback is searched for the plugin at fault."""
+"""Source files of Hydra that import plugins. `load_plugins` skips them when it looks for the faulty plugin in a traceback."""
 
 
 def select_behaviour() -> None:
-    """Select the behaviour of Hydra 1.3 over that of 1.1. Hydra 1.4 offers no choice and deprecates the call."""
+    """Make Hydra 1.3 behave as version 1.3; its default is version 1.1. Hydra 1.4 offers no choice and deprecates the call."""
     if hydra.__version__.startswith("1.3."):
         version.setbase("1.3")
 
 
 def register_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:
-    """Register an interpolation resolver. OmegaConf 2.3 has an older, different function named `register_resolver`."""
+    """Register an interpolation resolver. In OmegaConf 2.3, `register_resolver` is the name of an older, different function."""
     name_of_function = "register_new_resolver" if omegaconf.__version__.startswith("2.3.") else "register_resolver"
     register: Callable[..., None] = getattr(OmegaConf, name_of_function)
     register(name, resolver, use_cache=use_cache, replace=True)
 
 
 def load_plugins() -> None:
-    """Let Hydra import its plugins. If an import fails, raise a ConfigError that names the plugin."""
+    """Import all Hydra plugins. Raise a ConfigError that names the plugin if its import fails."""
     try:
         Plugins.instance()
     except (Exception, SystemExit) as error:
@@ -55,6 +55,6 @@ def load_plugins() -> None:
 
 
 def complete(program: Hydra, config_name: str, line: str) -> list[str]:
-    """Return Hydra's completions of the last word in a line of overrides."""
+    """Return Hydra's tab completions for the last word of `line`, a command line of overrides."""
     found: list[str] = BashCompletion(program.config_loader)._query(config_name, line)
     return found

@@ -1,1 +1,1 @@
-"""Reference of the configuration: the documentation, expected values and default of every key, and JSON schemas."""
+"""Reference of all configuration keys (meaning, accepted values, default), and JSON schemas of configurations."""

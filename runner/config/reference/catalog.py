@@ -1,4 +1,9 @@
-"""The catalogue of all keys that a configuration can hold, with their documentation, expected values and defaults."""
+"""
+The catalogue of all keys that a configuration can hold, with their documentation, accepted values and defaults.
+
+A group (`optimizer`) is a part of the configuration for which the user chooses an option (`optimizer=adamw`). An option's key
+`kind` names the option's class, whose fields are the option's keys. A section is any class with such fields.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +26,9 @@ TYPES = {"null": "null", "string": "text", "integer": "whole number", "number": 
 PLAIN = re.compile(r"[\w$(/.\\<~][^#]*(?<![:\s])")
 """Pattern of text that needs no quotes in YAML."""
 HUGE = 2**62
-"""Limits of this value or more are not shown, because they exist only for technical reasons."""
+"""Limits of this value or more are not shown, because they only say that a number must fit into 64 bits."""
 LONG = 12
-"""Maximum number of names to list. If there are more, only their number is shown."""
+"""Maximum number of accepted names to list. A longer list is shown as its length: `one of 20 names`."""
 
 
 class Key(NamedTuple):
@@ -33,11 +38,11 @@ class Key(NamedTuple):
     """Name on the command line. `[]` means every entry of a list: `wrap.rules[].match` is a key of each entry of wrap.rules."""
     field: str
     owners: Mapping[str, type[Section]]
-    """For each kind of the group, the class that defines the field. If the key is in no group, the kind is an empty string."""
+    """Classes that define the key, keyed by the kind of option. The only kind is an empty string if the key is in no group."""
 
     @property
     def group(self) -> str:
-        """Group whose options have the key. If the key is in no group, this is the first part of its name."""
+        """Group whose options have the key, or the first part of the key's name if the key is in no group."""
         return shipped.LAUNCHER if self.name.startswith("hydra.launcher") else self.name.partition(".")[0]
 
     @property
@@ -46,7 +51,7 @@ class Key(NamedTuple):
         return self.name.rpartition(".")[2]
 
     def documentation(self) -> dict[str, list[str]]:
-        """Map each distinct docstring of the key to the kinds that have this docstring."""
+        """Return the key's docstrings, each with the kinds that use it. The classes of a group may describe a key differently."""
         found: dict[str, list[str]] = {}
         for kind, owner in self.owners.items():
             found.setdefault(documentation(owner).get(self.field, ""), []).append(kind)
@@ -63,7 +68,7 @@ class Key(NamedTuple):
         return "; or ".join(dict.fromkeys(found))
 
     def defaults(self) -> dict[str, Any]:
-        """Map each option that has the key to the key's default. If the key is in no group, the option is an empty string."""
+        """Return the key's defaults, keyed by option. The only option is an empty string if the key is in no group."""
         if self.group not in shipped.groups():
             found = value_at(shipped.top_level(), self.name)
             return {} if found is ... else {"": found}
@@ -73,7 +78,7 @@ class Key(NamedTuple):
 
 
 def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
-    """Yield the keys of all groups, options and sections. If `config` is given, skip the keys of options it does not choose."""
+    """Yield all keys. If `config` is given, yield a group's keys only if they belong to the `kind` that `config` chooses."""
     for name, field in Experiment.model_fields.items():
         section = field.annotation
         yield Key(name, name, {"": Experiment})
@@ -89,7 +94,7 @@ def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
 
 
 def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
-    """Yield the keys below `prefix` that the classes `owners` define, including the keys of nested sections."""
+    """Yield the fields of the classes `owners` as keys `PREFIX.FIELD`, including the fields of nested sections."""
     fields: dict[str, dict[str, type[Section]]] = {}
     for kind, owner in owners.items():
         for field in owner.model_fields:
@@ -104,7 +109,7 @@ def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
 
 
 def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
-    """Return the class of the sections that a field holds (or None), and whether the field holds a list of them."""
+    """Return the Section class in a field's annotation (None if it has none), and whether the field is a list of sections."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, False
     for part in get_args(annotation):
@@ -121,12 +126,12 @@ def matching(word: str, keys: Iterable[Key]) -> list[Key]:
 
 
 def plain(name: str) -> str:
-    """Return a key's name without list indices or a tracker's name: `wrap.rules[0].match` becomes `wrap.rules.match`."""
+    """Strip list indices and a tracker's name from a key's name: `wrap.rules[0].match` becomes `wrap.rules.match`."""
     return MEMBER.sub("tracker", INDEX.sub("", name))
 
 
 def value_at(values: Any, path: str) -> Any:
-    """Return the value at a path, or `...` if the path does not exist."""
+    """Return the value at a dotted path in nested mappings, or `...` if the path does not exist."""
     for part in path.split(".") if path else ():
         if not isinstance(values, dict) or part not in values:
             return ...
@@ -135,7 +140,7 @@ def value_at(values: Any, path: str) -> Any:
 
 
 def in_words(schema: dict[str, Any], definitions: dict[str, Any], *, whole: bool = False) -> str:
-    """Describe the values that a JSON schema accepts, such as `text or null`. If `whole`, list even more than LONG names."""
+    """Describe the values that a JSON schema accepts: `text or null`. If `whole`, list all names even if there are many."""
     parts = list(dict.fromkeys(_kinds_of_value(schema, definitions, whole)))
     if "text" in parts:  # text includes numbers and names
         parts = [part for part in parts if part in ("text", "null")]

@@ -13,7 +13,7 @@ from meshrunner.runner.console import in_two_columns, paragraph
 MANY = 4
 """Maximum number of keys to explain in full. If there are more, each key gets one line."""
 LONGEST_VALUE, LONGEST_DEFAULT = 60, 160
-"""Maximum number of characters, in a list of keys, for a key's value and for the description of its default."""
+"""Maximum characters of a value, and of a default's description, in a list of keys. Longer text is cut."""
 
 
 def explain_key(key: Key) -> str:
@@ -30,7 +30,7 @@ def explain_key(key: Key) -> str:
 
 
 def explain_keys(keys: list[Key], every: list[Key]) -> str:
-    """Explain the keys that a word matches and the keys below them. If more than MANY keys match, use one line per key."""
+    """Explain `keys`, which match the user's word, and the keys nested below them. More than MANY keys get one line each."""
     if len(keys) > MANY:
         return in_two_columns(((key.name, _row(key, default_of(key))) for key in keys), 0)
     texts = []
@@ -45,7 +45,7 @@ def explain_keys(keys: list[Key], every: list[Key]) -> str:
 
 
 def default_of(key: Key, chosen: str | None = None) -> str:
-    """Describe a key's default in the chosen option, or if none is chosen, in all options that have the key."""
+    """Describe a key's default in the option `chosen`, or in every option that has the key if `chosen` lacks it."""
     alike: dict[str, list[str]] = {}
     defaults = {} if key.field == "kind" else key.defaults()
     for option, value in {chosen: defaults[chosen]}.items() if chosen in defaults else defaults.items():
@@ -58,7 +58,7 @@ def default_of(key: Key, chosen: str | None = None) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Describe a value of a YAML file in words."""
+    """Describe a value from a YAML file in words. For example, `${seed}` becomes `the value of seed`."""
     if value == "???":
         return "none; you must set it"
     if picked := list(shipped.picked(value)):
@@ -79,7 +79,7 @@ def explain_group(group: str, about: str, keys: list[Key]) -> str:
 
 
 def explain_option(group: str, option: str, keys: list[Key]) -> str:
-    """Explain an option and show the values that it sets. If it is an experiment, show its file instead."""
+    """Explain an option and show the values that the option sets. For an experiment, show the lines of its YAML file."""
     parts = [f"{group}={option}", paragraph(shipped.about(group, option))]
     if group == shipped.EXPERIMENT:
         body = [line for line in shipped.file_text(group, option).splitlines() if not line.startswith("#")]
@@ -95,7 +95,7 @@ def explain_option(group: str, option: str, keys: list[Key]) -> str:
 
 
 def explain_configuration(config: Mapping[str, Any], keys: Iterable[Key], chosen: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a paragraph per part of a configuration, with keys, values and meanings. `chosen` maps groups to options."""
+    """Yield one paragraph per section of a configuration: its keys, values and meanings. `chosen` maps groups to options."""
     every = list(keys)
     sections = {key.group for key in every if "." in key.name}
     parts: dict[str, list[Key]] = {"": []}

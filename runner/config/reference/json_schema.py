@@ -31,12 +31,12 @@ DEFAULTS = {"type": "array", "description": "Hydra's defaults list: options and 
 
 
 def resolved_schema(section: type[Section]) -> dict[str, Any]:
-    """Return the schema of resolved configurations. It requires every key."""
+    """Return the JSON schema of a resolved configuration, in which every key has a value. The schema requires every key."""
     return {"$schema": DIALECT, **_Generator().of(section)}
 
 
 def file_schema(section: type[Section], **more: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of YAML files that set a section's keys. `more` holds properties that the class lacks."""
+    """Return the JSON schema of a YAML file that sets a section's keys. `more` adds keys that the section's class lacks."""
     found = _written(_Generator().of(section))
     found.setdefault("properties", {}).update(more)
     found["$defs"] = found.get("$defs", {}) | {"Interpolation": INTERPOLATION}
@@ -45,7 +45,7 @@ def file_schema(section: type[Section], **more: dict[str, Any]) -> dict[str, Any
 
 @cache
 def section_schema(section: type[Section]) -> dict[str, Any]:
-    """Return the schema of one class. A group inside it is described only as a mapping, so that no option is imported."""
+    """Return the JSON schema of one section. Describe a group in the section as just a mapping, and so import no option."""
     return _Generator(with_options=False).of(section)
 
 
@@ -55,7 +55,7 @@ def is_group(section: type) -> bool:
 
 
 class _Generator(GenerateJsonSchema):
-    """A pydantic schema generator that adds field docstrings, and describes a group by the class that its `kind` names."""
+    """A pydantic schema generator that adds field docstrings and makes the keys of a group depend on the value of `kind`."""
 
     def __init__(self, *, with_options: bool = True) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Generator(GenerateJsonSchema):
         return found
 
     def _group(self, base: type[Option]) -> JsonSchemaValue:
-        """Return a group's schema. It uses `if`/`then` rather than `oneOf`, so that editors can report which key is wrong."""
+        """Return a group's schema, with `if`/`then` rather than `oneOf` because editors can then report which key is wrong."""
         if not self.with_options:
             return {"type": "object"}
         chosen = []
@@ -117,7 +117,7 @@ def _written(schema: Any) -> Any:
 
 
 def documentation(section: type[Section]) -> dict[str, str]:
-    """Return the docstring, joined into one line, of each field of a class and its base classes."""
+    """Return the docstrings of a class's own and inherited fields, keyed by field. Each docstring is one line."""
     found: dict[str, str] = {}
     for base in reversed(section.__mro__):
         if issubclass(base, Section):
@@ -127,7 +127,6 @@ def documentation(section: type[Section]) -> dict[str, str]:
 
 @cache
 def _docstrings(module: str) -> dict[str, dict[str, str]]:
-    """Return the field docstrings of each class in a module. Read the source only when called: few commands need it."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError):  # the class was not imported from a file

@@ -18,7 +18,7 @@ from meshrunner.runner.predict.allocator.segments import (
 UNIT = 512
 """Bytes of the smallest block. Every block size is a multiple of UNIT."""
 SMALL = MIB
-"""Bytes of the largest request to a small pool. If segments are fixed, a large pool splits off only remainders above SMALL."""
+"""Largest small request, in bytes. If segments are fixed, blocks for larger requests are split only if the rest exceeds SMALL."""
 
 
 class OutOfMemory(Exception):
@@ -27,10 +27,10 @@ class OutOfMemory(Exception):
 
 class CachingAllocator:
     """
-    Allocator that serves a request from the stream's best-fitting cached block, or else from a new segment. Sizes are in bytes.
+    Allocator that serves a request from the smallest sufficient cached block of its stream, or else from a new segment.
 
-    Private pools (CUDA graphs) and the settings in the remarks of `allocator_settings` are not modelled. The driver's choice of
-    addresses is not modelled either. It only affects which of several free blocks of equal size is used.
+    Sizes are in bytes. Private pools (CUDA graphs) and some settings (see `allocator_settings`) are not modelled. Addresses
+    differ from those of the driver, so the model may use another one of several free blocks of equal size.
     """
 
     def __init__(self, capacity: int | None, *, expandable: bool) -> None:
@@ -40,7 +40,7 @@ class CachingAllocator:
         self.retries = 0
         """Number of requests that flushed the cache, as torch's `num_alloc_retries`."""
         self.synchronize: Callable[[], None] = lambda: None
-        """Callback before each cache flush. It waits for the device and then frees the blocks that other streams used."""
+        """Callback that runs before each cache flush. It waits for the device, then frees blocks that other streams used."""
         self._expandable = expandable
         self.segments = ExpandableSegments(capacity) if expandable else Segments(capacity)
         self._pools: dict[tuple[int, bool], BlockPool] = {}

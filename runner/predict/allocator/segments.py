@@ -1,4 +1,4 @@
-"""Segments of device memory, and the blocks into which the caching allocator splits segments. Sizes are in bytes."""
+"""Defines segments (memory reserved from the driver) and blocks (the parts into which segments are split). Sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OWN_SEGMENT = 10 * MIB
 """Smallest request, in bytes, that gets its own fixed segment. The segment's size is a multiple of OWN_SEGMENT_UNIT."""
 OWN_SEGMENT_UNIT = 2 * MIB
 ADDRESSES = 2**50
-"""Size of an expandable segment. It exceeds the memory of any device, so one segment per pool is enough."""
+"""Bytes in the address range of an expandable segment. No device has as much memory, so each pool needs only one segment."""
 
 
 def round_up(nbytes: int, unit: int) -> int:
@@ -72,9 +72,9 @@ class BlockPool:
 
     def best_fit(self, size: int) -> MemoryBlock | None:
         """
-        Remove and return the smallest free block of at least `size` bytes. Of equally small blocks, take the lowest address.
+        Remove and return the smallest free block of at least `size` bytes. Among equal sizes, take the lowest address.
 
-        If a block can grow into unmapped memory, compare its grown size. So an expandable segment's last block is used last.
+        A block directly before unmapped memory counts with the size of both. So a segment's last mapped block is used last.
         """
         free = self.free
         i = bisect_left(free, (size,))
@@ -86,7 +86,7 @@ class BlockPool:
         return free.pop(i)[2]
 
     def merge(self, block: MemoryBlock) -> None:
-        """Merge an unallocated block with its unallocated neighbours, and remove the neighbours from the lists of this pool."""
+        """Merge a free or unmapped block with neighbours in the same state, and remove these neighbours from the pool's lists."""
         for other in (block.before, block.after):
             if other is None or other.allocated or other.mapped != block.mapped:
                 continue
@@ -110,7 +110,7 @@ def _size_when_grown(block: MemoryBlock) -> int:
 
 
 class Segments:
-    """Memory reserved from the driver as segments of fixed size (`cudaMalloc`). Only an entirely free segment can be released."""
+    """Set of segments that cannot grow or shrink (`cudaMalloc`). A segment can be released only if all of it is free."""
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity = capacity
@@ -121,7 +121,7 @@ class Segments:
         self._end = 0
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
-        """Return a block of at least `size` bytes in new memory, or None if the device has too little memory left."""
+        """Return a new segment as a block of at least `size` bytes, or None if the device has too little memory left."""
         nbytes = pool.segment if size < OWN_SEGMENT else round_up(size, OWN_SEGMENT_UNIT)
         return MemoryBlock(pool, self._addresses(nbytes), nbytes) if self._reserve(nbytes) else None
 
@@ -141,7 +141,7 @@ class Segments:
         return True
 
     def _addresses(self, nbytes: int) -> int:
-        """Return the first address of a new range: a multiple of LARGE_SEGMENT above all earlier ranges."""
+        """Return the start of a new address range. It is a multiple of LARGE_SEGMENT and lies above all earlier ranges."""
         begin = self._end
         self._end = round_up(begin + nbytes, LARGE_SEGMENT)
         return begin
@@ -149,9 +149,9 @@ class Segments:
 
 class ExpandableSegments(Segments):
     """
-    Memory with one segment per pool (`expandable_segments:True`): a huge address range to which memory is mapped page by page.
+    Set of one segment per pool (`expandable_segments:True`). A segment is a huge address range, whose pages are mapped on demand.
 
-    An entirely free page can be unmapped, so that another pool can use its memory.
+    A page that is entirely free can be unmapped, so that another pool can use its memory.
     """
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
@@ -177,7 +177,7 @@ class ExpandableSegments(Segments):
                 self._unmap(block, begin, end)
 
     def _lowest_range(self, pool: BlockPool, size: int) -> MemoryBlock:
-        """Find the lowest range of adjacent free or unmapped blocks that together have `size` bytes. Return its first block."""
+        """Return the first block of the lowest range of adjacent free or unmapped blocks that have `size` bytes in total."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
             first = unmapped if before is None or before.allocated else before

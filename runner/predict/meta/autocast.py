@@ -1,4 +1,4 @@
-"""Adds autocast to the meta device, where torch has none. A function mode casts arguments as the device's autocast would."""
+"""Adds autocast to the meta device, where torch has none. A function mode casts arguments as autocast on a GPU or CPU does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOWER = {
     *(F.linear, F.scaled_dot_product_attention, F.conv1d, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.einsum),
     *(Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, torch.baddbmm),
 }
-"""Functions that autocast runs in the lower precision, on CPU and on CUDA."""
+"""Functions whose arguments autocast casts to its dtype, such as bf16, on CPU and on CUDA."""
 FP32_ON_CPU: set[Any] = {F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss}
 FP32_ON_CUDA = FP32_ON_CPU | {
     *(F.softplus, F.layer_norm, F.rms_norm, F.softmax, F.log_softmax),
@@ -32,10 +32,10 @@ FP32_ON_CUDA = FP32_ON_CPU | {
 
 
 class _Autocast(TorchFunctionMode):
-    """Function mode that casts each parameter once and keeps the result until the context ends, as torch.autocast does."""
+    """Context that casts each parameter only once and keeps the result until the context ends, as torch.autocast does."""
 
     def __init__(self, dtype: torch.dtype | None, active: list[_Autocast], *, on_cuda: bool) -> None:
-        """Create a mode that appends itself to `active` on entry. If `dtype` is None, autocast is off in the context."""
+        """Create a context that casts to `dtype`, or not at all if it is None. `active`: entered contexts, innermost last."""
         super().__init__()
         self.dtype, self.active, self.on_cuda = dtype, active, on_cuda
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
@@ -79,7 +79,7 @@ class _Autocast(TorchFunctionMode):
 
 @contextmanager
 def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]:
-    """Make `torch.autocast("meta", dtype)` cast like the device's autocast. Recomputation casts as the original forward did."""
+    """Make `torch.autocast("meta", dtype)` cast as autocast on `device_type` does, in forward and in recomputation."""
     device_autocast = torch.autocast
     active: list[_Autocast] = []
 

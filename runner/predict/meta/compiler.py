@@ -1,8 +1,8 @@
 """
 Traces the memory and time of compiled code through a backend of torch.compile that generates no code.
 
-dynamo, AOT autograd, and inductor's decompositions and partitioner run as usual. The resulting graphs are interpreted on meta.
-The final result of a fused kernel gets memory. Intermediate results inside the kernel do not.
+dynamo, AOT autograd, and inductor's decompositions and partitioner run as usual. The resulting graphs then run on meta, operator
+by operator. Only the final result of a fused kernel gets memory, because the kernel never stores its intermediate results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 
 def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make torch.compile interpret its graphs on meta until `in_torch` exits."""
+    """Make torch.compile run its graphs on meta, operator by operator, until `in_torch` exits."""
     in_torch.callback(torch._dynamo.reset)  # code that dynamo caches is valid only for this trace
     # The recipe's options change these settings for the whole process, so restore them afterwards.
     in_torch.enter_context(torch._dynamo.config.patch(capture_scalar_outputs=False))
@@ -73,7 +73,7 @@ def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def _pause_while_compiling(in_torch: Replacements, recorder: Recorder) -> None:
-    """Record nothing while code is compiled, because the compiler's fake tensors have no memory on the device."""
+    """Pause recording whenever code is compiled, because the compiler's fake tensors take no memory on the device."""
 
     def begin(_: Any) -> None:
         recorder.paused += 1
@@ -151,7 +151,7 @@ class Interpreter(fx.Interpreter):
         super().__init__(graph)
         self.memory, self.recorder = memory, recorder
         self.in_cache: set[fx.Node] = set()
-        """Tensors read or written by kernels since the last unfused operator. Later kernels need not read these tensors again."""
+        """Tensors that kernels used since the last unfused operator. They count as cached, so reading them is free."""
 
     def boxed_run(self, args_list: list[Any]) -> Any:
         self.in_cache.clear()
@@ -178,7 +178,7 @@ class Interpreter(fx.Interpreter):
         return result
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a node. If it saves the random state for recomputation, return a state of 16 bytes in host memory, as on a GPU."""
+        """Run a node. A node that saves the random state for recomputation returns 16 bytes in host memory, as on a GPU."""
         if target is torch.ops.higher_order.run_and_save_rng_state:
             operator, *rest = args
             return torch.empty(16, dtype=torch.uint8, device="cpu"), operator(*rest, **kwargs)
@@ -189,7 +189,7 @@ class Interpreter(fx.Interpreter):
 
 
 def move_to(device: torch.device, graph: fx.GraphModule) -> None:
-    """Rewrite a graph so that it creates all its tensors, including constants, on a device."""
+    """Rewrite a graph so that it creates all its tensors, including constants, on `device`."""
 
     def moved(value: Any) -> Any:
         return device if isinstance(value, torch.device) else value

@@ -21,13 +21,13 @@ REDUCTIONS = {
 }
 """Operators that end a fused kernel, because later operators read their result from memory."""
 LOOKUPS = {"index", "embedding", "gather", "index_select"}
-"""Operators that read only as many bytes as they return, not the whole table."""
+"""Operators that read only the rows they return, not the whole table."""
 VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
 """Operators that return views although their schema does not say so."""
 READS_TO_INLINE = 4
 """
-Limit on the number of tensors read to compute a result. Up to this limit, inductor recomputes the result for each operator that
-uses it. Above this limit, inductor stores the result (`torch._inductor.config.realize_reads_threshold`).
+Maximum number of tensors read to compute a result that inductor recomputes for each operator that uses it. A result that needs
+more reads is computed once and stored (`torch._inductor.config.realize_reads_threshold`).
 """
 
 
@@ -37,7 +37,7 @@ class GraphMemory(NamedTuple):
     unfused: set[Node]
     """Operators that run their own kernels, as they do without the compiler."""
     kernels: dict[Node, dict[Node, int]]
-    """For each result of a fused kernel: the tensors that the kernel reads from memory, and the bytes read from each tensor."""
+    """Fused kernels, keyed by the node of their result. Each value maps a tensor to the bytes that the kernel reads from it."""
 
 
 def memory_of(graph: Graph) -> GraphMemory:
@@ -78,7 +78,7 @@ def _values(node: Node) -> list[Tensor]:
 
 
 def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node]) -> dict[Node, int]:
-    """Return the tensors that a fused kernel must read from memory to compute a node, and the bytes read from each tensor."""
+    """Return the bytes that a fused kernel reads from each tensor in memory to compute a node, keyed by tensor."""
     total: dict[Node, int] = {}
     for argument in node.all_input_nodes:
         base = _base(argument)

@@ -1,7 +1,7 @@
 """
-Runs attention and RMSNorm on meta with the device's kernels.
+Makes attention and RMSNorm on meta keep the same tensors for backward as the kernels of a GPU or CPU.
 
-Meta's own kernels keep different tensors for backward, so they would make the predicted memory wrong.
+Meta's own kernels keep other tensors, so the predicted memory would be wrong.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Run the attention kernel that torch would choose on the device."""
+    """Run, on meta, the attention kernel that torch would choose on `device_type`."""
     grouped = query.shape[-3] != key.shape[-3]
     qkv, settings = (query, key, value), (dropout_p, is_causal)
     if device_type == "cpu":
@@ -90,7 +90,7 @@ class _FusedRMSNorm(torch.autograd.Function):
 
 
 def _touch(read: tuple[Tensor | None, ...], written: tuple[Tensor | None, ...]) -> None:
-    """Log the memory traffic of a kernel that reads and writes these tensors: run an operator that computes nothing."""
+    """Log the memory traffic of a kernel that reads and writes these tensors, by calling an operator that computes nothing."""
 
     def local(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
         return [each.to_local() if isinstance(each, DTensor) else each for each in tensors if each is not None]

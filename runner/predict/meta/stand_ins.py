@@ -1,7 +1,8 @@
 """
-Makes torch's meta device behave like a real device during a trace.
+Makes torch's meta device behave like a GPU or CPU while a recipe is traced.
 
-On meta, torch's operators have shapes, dtypes and autograd, but no streams, no memory and sometimes different kernels.
+Meta tensors have shapes, dtypes and autograd, but meta has no memory and no streams, and some of its kernels differ. Streams come
+from `recorder.device`, a `TracedDevice`: it imitates `torch.cuda`, and the recorder logs its calls.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from meshrunner.runner.predict.record.trace_events import META, TracedDevice, Tr
 
 def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """
-    Give FSDP2 the traced device's streams, so that communication overlaps with compute.
+    Make FSDP2 use the streams of `recorder.device`, so that the trace shows which communication overlaps with compute.
 
     FSDP2 gets streams from the device's module. It uses `torch.accelerator.current_stream` only to free an all-gather whose
     result was never used. Frozen blocks below the first trained block have such all-gathers.
@@ -45,7 +46,7 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make FSDP2 shard on meta. Otherwise it would use the mesh's device and reject meta parameters as not materialised."""
+    """Make FSDP2 shard parameters on meta. Unchanged, FSDP2 would use the mesh's device and reject meta parameters."""
     # Import by name, because the package exports a function with the same name as this module.
     fully_shard = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
     for user in (_fsdp_init, fully_shard):
@@ -55,10 +56,10 @@ def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
 
 def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """
-    Give FSDP1 the traced device's streams.
+    Make FSDP1 use the streams of `recorder.device`, and log its calls of `record_stream`.
 
-    FSDP1 also calls `record_stream`, so that memory is not reused before the streams that use it are done. FSDP1 considers a
-    tensor freed if its address is 0. On meta every address is 0, so FSDP1 is made to test the storage's size.
+    These calls delay the reuse of memory until other streams are done with it. FSDP1 considers a tensor freed if its address is
+    0. On meta, every address is 0, so FSDP1 is made to test the size of the tensor's storage instead.
     """
     handle = classmethod(lambda cls, device: recorder.device)
     in_torch.replace(_common_utils._FSDPDeviceHandle, "from_device", handle)
@@ -72,7 +73,7 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
     Reduce DDP's buckets in a Python hook, because DDP's C++ reducer rejects a fake process group.
 
     After the first step, DDP would rebuild its buckets and broadcast their order, but meta tensors have no values to broadcast.
-    So the buckets of a trace have the final order from the start. DDP's step timer is disabled, because meta does not support it.
+    In a trace, the buckets therefore have their final order from the start. DDP's step timer is off: it does not support meta.
     """
     init, init_helper = DistributedDataParallel.__init__, DistributedDataParallel._ddp_init_helper
 
@@ -134,20 +135,20 @@ def optimizer_devices(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
-    """Pause recording while DTensor finds the shape of an operator's result by running the operator on global shapes."""
+    """Pause recording while DTensor runs an operator on fake unsharded tensors to find the shape of the operator's result."""
     for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
         if hasattr(ShardingPropagator, name):
             in_torch.replace(ShardingPropagator, name, recorder.pause()(vars(ShardingPropagator)[name]))
 
 
 def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make the model repeat fp32 keys and values, as on a GPU. Otherwise the model would not repeat meta tensors."""
+    """Make grouped-query attention in fp32 repeat keys and values, as it does on a GPU, where torch lacks a grouped kernel."""
     if not recorder.on_host:
         in_torch.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
 
 
 def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:
-    """Let torchao find out whether a float8 weight has a scale. torchao tests the scale's value, but meta has no values."""
+    """Replace torchao's test whether a float8 weight has a scale. It reads the scale's value, but meta tensors have no values."""
     convert = Float8.convert
 
     def traced_convert(self: Float8, network: Network) -> None:
@@ -172,7 +173,7 @@ STAND_INS = (
     *(fsdp2_streams, fsdp2_device, fsdp1_streams, ddp_reducer),
     *(optimizer_devices, sharding_propagation, grouped_attention, float8_gathers),
 )
-"""All replacements except autocast, kernels and the compiler's backend."""
+"""All replacements except those for autocast, kernels and compiled code."""
 
 
 @contextmanager

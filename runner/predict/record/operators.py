@@ -21,7 +21,7 @@ MATMULS = {
 }
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Values of `Collective.name`. If underscores are ignored, torch's operator `_allgather_base_` begins with `all_gather`."""
+"""Values of `Collective.name`. torch's operator names begin with one of them if underscores are ignored: `_allgather_base_`."""
 
 
 class Traits(NamedTuple):

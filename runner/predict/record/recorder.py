@@ -1,4 +1,4 @@
-"""Extends the memory ledger to log every operation that the host issues in a traced run."""
+"""Extends the memory ledger (a history of allocations) with a log of all work that the host issues in a traced run."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Fusion(Enum):
 
 
 class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
-    """Ledger that treats meta tensors as tensors on the device, and logs events."""
+    """Memory ledger that counts meta tensors as device memory and logs the events of a trace."""
 
     def __init__(self, device: TracedDevice, phases: Phases, *, on_host: bool, rounding: int) -> None:
         """
         Record the events of `device`. Round each allocation up to a multiple of `rounding` bytes.
 
-        `on_host`: whether the device is the CPU. If so, real CPU tensors, such as the optimizer's step counts, are tracked too.
+        `on_host`: whether the predicted device is a CPU. If so, real CPU tensors, such as the optimizer's step counts, count too.
         """
         super().__init__(phases)
         self.device, self.on_host, self.rounding = device, on_host, rounding
@@ -57,7 +57,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
         self.fusion = Fusion.NONE
         """Role of the operator that is running."""
         self.saving = False
-        """Whether compiled code keeps new tensors for backward. To autograd, all compiled code is one operator."""
+        """Whether the forward of compiled code is running. Tensors that it creates count as kept for backward."""
         device.write, phases.block_ended = self._write, self._block_ended
 
     @classmethod
@@ -78,7 +78,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
             self.paused -= 1
 
     def used_by_stream(self, tensor: Tensor, stream: Any) -> None:
-        """Record that another stream uses a tensor."""
+        """Record that `stream` uses a tensor (`record_stream`)."""
         allocation = self.allocation_of(tensor)
         if allocation is not None and allocation.nbytes:
             self._write(UsedByStream(allocation, stream.number))

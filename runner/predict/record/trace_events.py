@@ -1,4 +1,4 @@
-"""Defines the events of a trace and a stand-in for `torch.cuda`. Events are logged in the order in which the host issues them."""
+"""Defines the events of a trace, logged in the order in which the host issues them, and classes that imitate `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Freed(NamedTuple):
 
 
 class UsedByStream(NamedTuple):
-    """Another stream uses the memory (`record_stream`). Freed memory is not reused until that stream is done with it."""
+    """Another stream uses the memory (`record_stream`). If the memory is freed, it is not reused until that stream is done."""
 
     allocation: Allocation
     stream: int
@@ -136,7 +136,7 @@ class TracedEvent:
 
 
 class TracedDevice:
-    """Stand-in for the module `torch.cuda`, with the functions that FSDP calls."""
+    """Stand-in for the module `torch.cuda` with the functions that FSDP calls. They write events instead of using a GPU."""
 
     def __init__(self) -> None:
         self.write: Callable[[TraceEvent], None] = lambda event: None

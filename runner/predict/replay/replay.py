@@ -1,4 +1,4 @@
-"""Replays a trace: allocations go through the allocator model, all other events through a clock."""
+"""Replays a trace: a model of the caching allocator gets the events about memory, a clock gets all others."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class InstantClock:
 @dataclass(frozen=True)
 class Replayed:
     """
-    Memory of a replayed trace, in bytes. Peaks are measured in the last step, or at start-up if the trace has no step.
+    Memory of a replayed trace, in bytes. Peaks are those of the last step, or of the start-up if the trace has no step.
 
-    Memory that earlier steps left in the cache is still reserved when a step begins, so it counts in the step's peak.
+    Cached memory that earlier steps left is still reserved in the last step, so `peak_reserved` includes it.
     """
 
     startup_active: int
@@ -49,7 +49,7 @@ class Replayed:
     peak_reserved: int
     """Peak bytes of all segments, including cached blocks, as torch's `reserved_bytes`."""
     retries: int
-    """Number of requests for which the whole cache was flushed."""
+    """Number of requests for which the allocator flushed its cache."""
     completed: bool
     """Whether memory sufficed. If it did not, the peaks cover only the events before memory ran out."""
     points: list[Point]
@@ -59,7 +59,7 @@ class Replayed:
 def replay(
     events: EventLog, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, *, record_points: bool = False
 ) -> Replayed:
-    """Replay the events of a trace on a new allocator."""
+    """Replay the events of a trace. `clock` and `allocator` must be new."""
     memory = _Replay(clock, allocator, record_points)
     for event in events:
         if isinstance(event, Allocated):
@@ -90,7 +90,7 @@ class _Replay:
         self._blocks: dict[Allocation, MemoryBlock] = {}
         self._users: dict[Allocation, set[int]] = {}
         self._in_use: list[tuple[float, int, Allocation, MemoryBlock]] = []
-        """Heap of freed allocations in use by streams: (time the streams are done, `allocated_at`, allocation, block)."""
+        """Heap of freed allocations that streams still use: (time at which they are done, `allocated_at`, allocation, block)."""
         self._phase = Phase(-1, START)
         self._by_category = dict.fromkeys(CATEGORIES, 0)
         self._startup_active = 0
@@ -110,7 +110,7 @@ class _Replay:
             self._set_peak()
 
     def use(self, allocation: Allocation, stream: int) -> None:
-        """Record that a stream uses an allocation."""
+        """Record that `stream` uses an allocation, which delays the reuse of its block."""
         if stream != allocation.stream:
             self._users.setdefault(allocation, set()).add(stream)
 
@@ -127,7 +127,7 @@ class _Replay:
             heappush(self._in_use, (until, allocation.allocated_at, allocation, block))
 
     def enter(self, phase: Phase) -> None:
-        """Enter a phase. If the phase begins a new step, reset the peaks to the memory held now."""
+        """Enter a phase, such as backward of block 3. If the phase begins a step, reset the peaks to the memory held now."""
         before, self._phase = self._phase, phase
         if phase.step != before.step:
             self._allocator.segments.peak = self._allocator.segments.reserved
@@ -137,7 +137,6 @@ class _Replay:
             self._record()
 
     def result(self, *, completed: bool) -> Replayed:
-        """Return the memory figures so far."""
         reserved, retries = self._allocator.segments.peak, self._allocator.retries
         return Replayed(self._startup_active, self._peak, reserved, retries, completed, self._points)
 

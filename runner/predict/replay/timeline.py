@@ -15,10 +15,10 @@ POINTS = 2000
 
 
 class Point(NamedTuple):
-    """Bytes held at one moment."""
+    """Memory held in a step after an allocation or release, or when a part of the step begins."""
 
     at: int
-    """Number of earlier points in the step."""
+    """Index of the point among all points of the step, counted from 0."""
     phase: Phase
     by_category: tuple[int, ...]
     """Bytes of each category, in the order of CATEGORIES."""
@@ -45,10 +45,10 @@ class Timeline(NamedTuple):
     """Memory over one step."""
 
     points: list[Point]
-    """Points in order. Empty if nothing was allocated."""
+    """Points in the order of time. Empty if nothing was allocated."""
     parts: list[Part]
     capacity: int
-    """Bytes of the device's memory that torch can allocate."""
+    """Bytes of the device's memory that torch can allocate. The CUDA context and NCCL's buffers take the rest."""
     memory: int
     """Bytes of the device's memory."""
 
@@ -87,7 +87,7 @@ def _parts(points: Sequence[Point]) -> Iterator[Part]:
 
 
 def _thinned(points: list[Point], most: int) -> list[Point]:
-    """Return about `most` points: the highest point of each phase, and the highest and lowest points of equal intervals."""
+    """Return about `most` of the points: the highest of each phase, and the highest and the lowest of equally long intervals."""
     if len(points) <= most:
         return points
     total, phases = attrgetter("total"), dict[Phase, list[Point]]()

@@ -1,5 +1,5 @@
 """
-Computes how fast a device executes the events of a trace, given the device's option of the `hardware` group.
+Computes the speed of operators and the duration of collectives on the device that `hardware` (a GPU or CPU) describes.
 
 The constants of GPU collectives describe nodes of 8 H100s, with NVSwitch inside the node and one 400 Gbit/s network adapter
 per device between nodes. They come from nccl-tests results and NCCL's tuning tables, as fitted in meta-pytorch/autoparallel
@@ -9,8 +9,8 @@ per device between nodes. They come from nccl-tests results and NCCL's tuning ta
 - No other group uses the same links at the same time. A group uses only the network adapters of its own devices. For example,
   a group with one rank per node uses one adapter per node.
 - A group that is spread unevenly over nodes runs at the speed of its slowest node, the one with the fewest ranks.
-- All collectives are rings, except that an all-reduce is a tree if a tree is faster. NCCL has better algorithms for small
-  all-gathers with one device per node. A broadcast takes as long as an all-gather. An all-to-all has an all-gather's latency.
+- All collectives are rings, except that an all-reduce is a tree if a tree is faster. Small all-gathers with one device per node
+  are faster in NCCL than in this model. A broadcast takes as long as an all-gather. An all-to-all has an all-gather's latency.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ GB, MB = 1e9, 1e6
 LINK_BANDWIDTH = 450.0
 """`link_bandwidth` of the H100 in GB/s. On another device, NODE_BANDWIDTH is scaled by the ratio of the link bandwidths."""
 NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
-"""(devices in a node, GB/s) for all-gathers and reduce-scatters. GB/s is the size of the whole buffer divided by the duration."""
+"""Pairs (ranks of the group, GB/s of an all-gather or reduce-scatter) within a node. GB/s counts the whole buffer."""
 NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
-"""(devices in a node, latency in seconds) for all-gathers and reduce-scatters."""
+"""Pairs (ranks of the group, latency in seconds of an all-gather or reduce-scatter) within a node."""
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
-"""(bytes per rank, fraction of the network bandwidth that a collective of this size reaches)."""
+"""Pairs (bytes per rank, fraction of the network bandwidth that a collective of this size reaches)."""
 STEP_IN_NODE, STEP_ACROSS = 3.4e-6, 14e-6
 """Seconds per step of a ring, within a node and between nodes. Each node of 8 devices adds 7 x 3.4 + 14 = 38 microseconds."""
 TREE = 0.7
-"""Bandwidth of a tree relative to a ring."""
+"""Bandwidth of a tree all-reduce, relative to that of a ring all-reduce."""
 
 Fp32Rate = Literal["fp32", "tf32"]
-"""Field of `hardware.peak` that holds the rate of fp32 matmuls."""
+"""Name of the field of `hardware.peak` with the rate of fp32 matmuls. It is `tf32` if torch may run them in TF32."""
 
 
 class GPURates:
@@ -72,7 +72,7 @@ class GPURates:
         """
         Return the duration of a collective in seconds, which is 0 for a group of one rank.
 
-        A collective never gets faster if `nbytes` grows, or if the group is spread evenly over more nodes.
+        The duration never falls if `nbytes` grows or if the same ranks are spread evenly over more nodes.
 
         Args:
             ranks: global ranks of the group, numbered node by node.
@@ -106,7 +106,7 @@ class GPURates:
 
 
 class CPURates:
-    """Measured rates of a CPU. No work overlaps, because concurrent work would take cores away from compute."""
+    """Measured rates of a CPU. Work is assumed not to overlap, because communication takes cores away from compute."""
 
     overlaps = False
     host_s = contention = 0.0
@@ -130,7 +130,7 @@ class CPURates:
         return tflops * 1e12 * share * (1.0 if kind == "matmul" else speed.attention)
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """See `GPURates`. Assume that all links are equally fast. Gloo's reduce-scatter is an all-reduce of a copy."""
+        """See `GPURates`. Assume that all links are equally fast. Gloo runs a reduce-scatter as an all-reduce of a copy."""
         if len(ranks) < 2:
             return 0.0
         passes = 2 if name in ("all_reduce", "reduce_scatter") else 1
@@ -157,7 +157,7 @@ def device_rates(hardware: GPU | CPU, fp32_rate: Fp32Rate, workers: int) -> Rate
 
 
 def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
-    """Return the field of `hardware.peak` for matmuls in a dtype, and the fraction of this peak rate that they reach."""
+    """Return the field of `hardware.peak` for matmuls in a dtype, and a factor on its rate, which is 1 except for fp64."""
     if dtype in ("bfloat16", "float16"):
         return "bf16", 1.0
     if dtype.startswith("float8"):

@@ -30,9 +30,9 @@ class StepTime(NamedTuple):
     """Time of one step and of the work in that step."""
 
     seconds: float
-    """Seconds from the end of all earlier work to the end of this step, plus compute time lost to overlapping communication."""
+    """Seconds from the end of the previous step to the end of this one, plus time lost to overlapping communication."""
     seconds_by_part: dict[str, float]
-    """Seconds that streams spend on each of PARTS. Parts overlap, so the sum of these seconds is not the step's time."""
+    """Seconds that streams spend on each kind of work in PARTS. Kinds overlap, so the sum can exceed `seconds`."""
     exposed_communication_s: float
     """Seconds the compute stream idles while it waits for communication."""
 
@@ -43,7 +43,7 @@ class _Communicator:
     def __init__(self) -> None:
         self.done_at = 0.0
         self.seconds: dict[tuple[str, int], float] = {}
-        """Duration in seconds of a collective, by (name, bytes)."""
+        """Cache of durations of collectives in seconds, keyed by (name, bytes)."""
 
 
 class SimulatedClock:
@@ -57,7 +57,7 @@ class SimulatedClock:
         self._events: dict[int, float] = {}
         self._communicators: defaultdict[tuple[int, ...], _Communicator] = defaultdict(_Communicator)
         self._flops: dict[tuple[str, str], float] = {}
-        """FLOP/s of operators, by (kind, dtype)."""
+        """Cache of the FLOP/s of operators, keyed by (kind, dtype)."""
         self._step: int | None = None
         self._part = ""
         self.begin_step()
@@ -86,13 +86,13 @@ class SimulatedClock:
     def begin_step(self) -> None:
         self._began = self._all_done_at()
         self._work = dict.fromkeys((*PARTS, "computing"), 0.0)
-        """Seconds of work on each of PARTS, and on the compute stream."""
+        """Seconds of each kind of work in PARTS. `computing`: seconds of all operators on the compute stream."""
         self._micro_batches: list[dict[str, float]] = []
         """`_totals()` at the start of each micro batch except the first."""
         self._since_collective = 0.0
 
     def step_time(self, skipped_micro_batches: int = 0) -> StepTime:
-        """Return the time of the current step so far. A skipped micro batch takes as long as the second-last traced one."""
+        """Return the time of the current step so far. A micro batch not traced counts as long as the second-last traced one."""
         totals = self._totals()
         if skipped_micro_batches:
             before, after = self._micro_batches[-2:]

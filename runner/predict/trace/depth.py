@@ -1,8 +1,8 @@
 """
-Extrapolates memory to the full depth of a model from traces of two shallow models.
+Extrapolates the memory peak of a model from traces of two shallow models, which are the same model with fewer blocks.
 
-Blocks are alike. So the memory held at the n-th block from the front, or from the end, is linear in the depth of the model.
-The peak over all blocks is not linear in the depth, because the block at which memory peaks in backward changes with the depth.
+The depth of a model is its number of blocks. If all blocks are alike, the memory peak within block n, counted from the front or
+from the end, is linear in the depth. The highest of these peaks is not: in a deeper model, another block may have the highest.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from meshrunner.runner.predict.trace.tracer import Trace
 
 LONGEST_PERIOD = 8
 ANY_DEPTH = ("blocks", "size", "root_only", "rules")
-"""Kinds of `wrap` that treat all blocks alike, unless the patterns of `rules` match single blocks."""
+"""Values of `wrap.kind` that treat all blocks alike. `rules` does so only if none of its patterns matches single blocks."""
 SINGLE = re.compile(r"[\d?[]")
-"""Characters of a pattern that can match single blocks: `layers.1.*`, `layers.?`, `layers.[ab]`."""
+"""Characters in patterns that can match single blocks, such as `layers.1.*`, `layers.?` or `layers.[ab]`."""
 
 
 class Depths(NamedTuple):
-    """Two shallow depths from which the full depth is extrapolated."""
+    """Depths `shallow` and `deeper` of the two traced models, from which memory at the depth `full` is extrapolated."""
 
     shallow: int
     deeper: int
     full: int
     front: int
-    """Number of blocks at the front of the model whose peaks are extrapolated."""
+    """Number of first blocks. Each block's peak is extrapolated from the peaks of the same block in the two traced models."""
     reach: int
-    """Number of blocks at the end of the model whose peaks are extrapolated. No block between front and end peaks higher."""
+    """Number of last blocks. Their peaks are extrapolated likewise. Blocks between the first and the last never peak higher."""
 
     def at_full_depth(self, shallow: int, deeper: int) -> int:
-        """Extrapolate a value linearly to the full depth, given the value at both shallow depths."""
+        """Extrapolate a value linearly to the full depth, given its values at the depths `shallow` and `deeper`."""
         return deeper + (self.full - self.deeper) * (deeper - shallow) // (self.deeper - self.shallow)
 
 
 def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
-    """Return two depths from which the memory at depth `blocks` can be extrapolated, or None if the full depth must be traced."""
+    """Return the depths to trace for a model with `blocks` blocks, or None if this model must be traced itself."""
     model = recipe.model
     layout = recipe.parallelism.kind
     # Memory is not linear in the depth if a graph, a DDP bucket or a padded flat parameter spans several blocks.
@@ -60,7 +60,7 @@ def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
 
 
 def blocks_may_differ(recipe: Recipe) -> bool:
-    """Whether some blocks may be frozen, wrapped or distributed differently from other blocks."""
+    """Return whether some blocks may be frozen, wrapped or distributed differently from other blocks."""
     patterns = list(recipe.model.freeze)
     if isinstance(recipe.wrap, Rules):
         patterns += [rule.match for rule in recipe.wrap.rules]
@@ -77,7 +77,7 @@ def at_depth(recipe: Recipe, blocks: int) -> Recipe:
 
 
 def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> tuple[int, PeakMemory]:
-    """Return two values for the full depth, exact to the byte: the peak bytes before the first step, and the peak of a step."""
+    """Return the peak bytes before the first step, and the peak within a step, at full depth. Both are exact to the byte."""
     in_shallow, in_deeper = _positions(shallow, depths.shallow, depths), _positions(deeper, depths.deeper, depths)
     totals = {
         position: depths.at_full_depth(in_shallow[position][1], total)
@@ -106,7 +106,7 @@ def step_peak(trace: Trace) -> PeakMemory:
 
 
 def _positions(trace: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
-    """Map (part of the last step, block) to (phase, peak bytes). The first block is 0 and the last is -1, as in a Python list."""
+    """Return (phase, peak bytes), keyed by (part of the last step, block). Blocks near the end are negative: the last is -1."""
     found: dict[tuple[str, int | None], tuple[Phase, int]] = {}
     for phase, total in trace.ledger.peaks().items():
         step, part, block = phase

@@ -1,4 +1,4 @@
-"""Runs the recipe on the meta device as one rank of a fake process group, and records its events without computing values."""
+"""Traces two training steps on the meta device, as rank 0 of a fake process group. No tensor gets memory or values."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from meshrunner.runner.predict.record.trace_events import META, EventLog, Traced
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 
 STEPS = 2
-"""Steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
+"""Optimizer steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
 MICRO_BATCHES = 4
 """
-Maximum number of micro batches to trace per step. Two micro batches are special: the first creates the gradients, and the last
-reduces them. Skipped micro batches are like the third, because neither the third nor the second is special.
+Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last one reduces them. The
+micro batches between them are alike, so the time of the third is used for each micro batch that is not traced.
 """
 CUDA_ROUNDING = 512
-"""Bytes of the caching allocator's smallest block. Every block size is a multiple of this size."""
+"""Unit of block sizes in CUDA's caching allocator: every block is a multiple of 512 bytes."""
 
 
 class Trace(NamedTuple):
@@ -48,17 +48,17 @@ class Trace(NamedTuple):
 
     ledger: MemoryLedger
     events: EventLog
-    """Events up to the end of the last step. The ledger continues to track memory until the model is freed."""
+    """Events (operators, collectives, allocations and the like) up to the end of the last traced step."""
     last_step: int
-    """Number of the last traced step. All later steps are like this step."""
+    """Number of the last traced step, counted from 0."""
     tokens: int
     """Tokens that one data-parallel rank processes per step."""
     skipped_micro_batches: int
-    """Number of micro batches per step that were not traced. They count in `tokens` and in the memory of the batch."""
+    """Number of micro batches per step that were not traced. `tokens` and the memory of the batch include these micro batches."""
 
 
 def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) -> Trace:
-    """Assemble a recipe as rank 0 and take two optimizer steps. Every `auto` in the recipe must be resolved for `device_type`."""
+    """Trace the first two optimizer steps of rank 0. Each `auto` in `recipe` must already be resolved for `device_type`."""
     compiles = recipe.compile.compiles
     phases, device = Phases(START, compiles=compiles), TracedDevice()
     on_host = device_type == "cpu"
@@ -94,9 +94,9 @@ def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) 
 @contextmanager
 def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
     """
-    Call `start` once, immediately before the model gets memory.
+    Call `start` once, immediately before the model's parameters are allocated.
 
-    A real run also builds the network on meta first. The network has no device memory until it is materialised.
+    Earlier events are not recorded, because a real run, too, builds its model on the meta device before it allocates parameters.
     """
     once = cache(start)
 
@@ -115,7 +115,7 @@ def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings about meta or training. Also silence torch's error logs, because they only repeat torch's exceptions."""
+    """Silence all warnings and torch's error logs. The warnings concern real training; the logs only repeat exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _collect_again() -> None:
-    """Enable garbage collection again, because the process may live for days. Objects created by imports are exempt."""
+    """Enable garbage collection again, because the process may live for days. Exempt the objects that imports created."""
     gc.freeze()
     gc.enable()
 

@@ -34,7 +34,7 @@ USAGE = "usage: meshrunner submit [OVERRIDES] [-m], or meshrunner submit DIR [hy
 
 
 def submit(arguments: list[str]) -> int:
-    """Submit runs and return the exit status. Raise ConfigError if the arguments are invalid or SLURM refuses the runs."""
+    """Submit runs and return the exit status. Raise ConfigError if the arguments are invalid or SLURM rejects a script."""
     options, arguments = split("submit", arguments)
     dry_run = ["hydra.launcher.dry_run=true"] * options.dry_run
     overrides = parse("submit", arguments).overrides
@@ -71,7 +71,7 @@ def submit_one(composed: Composed) -> int:
 
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
-    """Submit a directory's unfinished runs with their last settings. Overrides `hydra.launcher.KEY=VALUE` change the settings."""
+    """Submit a directory's unfinished runs with the settings of its last submission, changed by hydra.launcher.KEY=VALUE."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     # A run of a sweep has the settings of the sweep, unless it was submitted separately.
@@ -108,7 +108,7 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of the last submission, or {} if there is none. Raise ConfigError if the settings file is damaged."""
+    """Return the settings of a directory's last submission, or {} if there is none. Raise ConfigError if the file is damaged."""
     try:
         return JsonFile.load(folder / SLURM_SETTINGS).as_json()
     except (OSError, ValueError) as error:

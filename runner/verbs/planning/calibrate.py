@@ -1,4 +1,4 @@
-"""`meshrunner calibrate`: fit the constants of a `hardware` file, from which `plan` predicts speeds, to measured runs."""
+"""`meshrunner calibrate`: fit the constants of a `hardware` file, such as the matmul speed, to the speeds of measured runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(arguments: list[str]) -> int:
-    """Fit constants, print each run's error and write the file. Raise ConfigError if the arguments or runs are unsuitable."""
+    """Fit constants, print the error for each run, and print or write the file. Raise ConfigError if runs are unsuitable."""
     given = parse("calibrate", arguments)
     with garbage_collection_disabled(), naming("tracing the runs, fitting the constants"):
         from meshrunner.runner.calibrate import calibrate_device
@@ -62,7 +62,7 @@ def _show(calibration: Calibration) -> None:
 
 
 def _as_yaml(calibration: Calibration) -> str:
-    """Return the text of a `hardware` file. Numbers have four significant digits: the fit is less precise than that."""
+    """Return the text of a `hardware` file. Round numbers to four significant digits, because the fit is less precise."""
     import yaml
 
     def rounded(value: Any) -> Any:

@@ -70,7 +70,6 @@ def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> None:
 
 
 def _show(forecast: Forecast, findings: Sequence[str]) -> None:
-    """Print the result of --max, if given, then the verdict and the predicted figures."""
     screen = console()
     for finding in findings:
         screen.print(finding, soft_wrap=False)
@@ -83,7 +82,7 @@ def _show(forecast: Forecast, findings: Sequence[str]) -> None:
 
 
 def _searched(search: LargestThatFits) -> list[str]:
-    """Return the result of --max as a list of one sentence, or an empty list if the search tried no value."""
+    """Return a list with the sentence that reports the result of --max. The list is empty if the search tried no value."""
     key, value = search.key, search.value
     if value:
         return [f"{key}={value} {'fits; the search stops there' if value == MOST else 'is the largest that fits'}"]

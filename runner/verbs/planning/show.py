@@ -1,4 +1,4 @@
-"""`meshrunner show`: print a run's parameters, FLOPs, mesh, memory per device and wrap plan without starting the run."""
+"""`meshrunner show`: print a run's parameters, FLOPs, mesh, memory per device and FSDP units, without starting the run."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
 
 
 def _lowered(experiment: Experiment, network: Network) -> str:
-    """Return a note on parameters that should stay in fp32 but do not, or an empty string if there are none."""
+    """Return a note on parameters that the model keeps in fp32 but the parallelism lowers, or "" if there are none."""
     layout = experiment.parallelism
     names = [name for name, _ in network.named_parameters() if network.stays_fp32(name)]
     if experiment.precision.param_dtype is None or not names or layout.mixes_dtypes():
@@ -104,7 +104,7 @@ def _mesh(dims: dict[str, int]) -> str:
 
 
 def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> int:
-    """Return the bytes a device exchanges with experts in one step, including tokens routed to experts on the same device."""
+    """Return the bytes that a device sends to experts and gets back in one step. Experts on the device itself count, too."""
     option, total = experiment.activation_checkpoint, 0
     for block in range(len(network.block_names())):
         passes = 3 if option.recomputes(block) and option.repeats_exchange else 2  # forward, backward, recomputation
@@ -116,7 +116,7 @@ def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> 
 def _memory(
     experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: ExpectedDevices
 ) -> Table:
-    """Return a table of the bytes that a device holds between steps. The last row is the total and its share of memory."""
+    """Return a table of the bytes that a device holds between steps. The last row is the total and its share of device memory."""
     layout, precision = experiment.parallelism, experiment.precision
     held = [layout.stored(unit, precision, degrees) for unit in units.values()]
     tensors = sum(parameter.trained for unit in units.values() for parameter in unit.parameters)
@@ -142,7 +142,7 @@ def _memory(
 def _plan(
     experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Table:
-    """Return a table with each unit's parameters (without nested units) and the bytes that it gathers and reduces per step."""
+    """Return a table of FSDP units: parameters without those of nested units, and bytes gathered and reduced per step."""
     from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
     micro_batches = experiment.accumulation(degrees.data)[1]
@@ -172,7 +172,7 @@ def _plan(
 def _buffers(
     experiment: Experiment, network: Network, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Iterator[str]:
-    """Yield a line on all-gather buffers and one on reduction buffers. Each gives a device's peak bytes by allocation method."""
+    """Yield a line on all-gather buffers and one on reduction buffers: a device's peak bytes for each allocation method."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}
@@ -186,7 +186,7 @@ def _buffers(
 
 
 def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network) -> str:
-    """Return a line with the number of recomputed blocks and the bytes that each of them keeps for backward per micro batch."""
+    """Return a line with the number of recomputed blocks, and the bytes that each keeps for the backward of a micro batch."""
     option, blocks = experiment.activation_checkpoint, len(network.block_names())
     recomputed = sum(map(option.recomputes, range(blocks)))
     title = f"recompute: {option.kind}, {recomputed} of {blocks} blocks"

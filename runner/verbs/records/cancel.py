@@ -1,4 +1,4 @@
-"""`meshrunner cancel`: stop runs on this machine and running or queued SLURM jobs."""
+"""`meshrunner cancel`: interrupt runs on this machine, and cancel running and queued SLURM jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from meshrunner.runner.slurm.submit import counted, job_id
 
 
 def cancel(arguments: list[str]) -> int:
-    """Stop the runs of a directory. Return 1 if a run directory is missing or a record of a run or sweep is damaged, else 0."""
+    """Stop a run or all runs of a sweep. Return 1 if a run directory is missing or a run or sweep file is damaged, else 0."""
     folder = existing(parse("cancel", arguments).directory)
     if not is_run(folder) and not is_sweep(folder):
         raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}")
@@ -59,7 +59,7 @@ def _interrupt(run_dir: Path) -> bool:
 
 
 def _stop_jobs(run_dirs: Sequence[Path]) -> int:
-    """Cancel the running and queued SLURM jobs of some runs. Return the number of cancelled jobs."""
+    """Cancel the running and queued SLURM jobs of the runs. Return the number of cancelled jobs."""
     numbers = {run_dir: number for run_dir in run_dirs if (number := job_id(run_dir))}
     known = jobs(numbers.values())
     active = {run_dir: number for run_dir, number in numbers.items() if number in known and known[number].active}

@@ -28,9 +28,9 @@ WPS = figure_of("perf/wps")
 DEPTH = 8
 """Number of directory levels to search."""
 LATEST = 2.0**32
-"""Latest Unix time to show. Damaged runs may contain impossible times."""
+"""Latest Unix time to show, in seconds. A damaged file may contain a time that `datetime` cannot represent."""
 WIDEST_WHAT = 72
-"""Maximum number of characters of a description on a terminal."""
+"""Maximum number of characters in the column `what` on a terminal."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,8 @@ class Entry:
     began: datetime
     """Time at which the first run began or, if no run has begun, at which the directory was written."""
     states: Counter[str]
-    """Number of runs in each state."""
     wps: float | None
-    """WPS per device of the fastest completed run, or None if no run with a known WPS completed."""
+    """WPS (tokens per second) per device of the fastest completed run; None if no completed run has a known WPS."""
 
     @cached_property
     def what(self) -> str:
@@ -56,14 +55,14 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """The state, such as `completed` for a single run or `11 completed, 1 oom` for a sweep."""
+        """State of a single run (`completed`), or number of a sweep's runs in each state (`11 completed, 1 oom`)."""
         if not is_sweep(self.path):
             return next(iter(self.states))
         return ", ".join(f"{count} {state}" for state, count in self.states.items())
 
     @cached_property
     def settings(self) -> dict[str, list[Any]]:
-        """Values that each key or group has in the runs. They come from the first run's config.yaml and every run's overrides."""
+        """Values that each key or group has in any of the runs: in the first run's config.yaml, or in overrides that vary."""
         names = run_names(self.path) if is_sweep(self.path) else [""]
         run = read_run(self.path / names[0]) if names else None
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}
@@ -158,7 +157,6 @@ def _record(entry: Entry) -> dict[str, Any]:
 
 
 def _print(entries: Sequence[Entry]) -> None:
-    """Print a row per run or sweep. On a terminal, the path goes below the description, and long cells are folded."""
     titles = ("began", "what", "state", "best WPS", "path")
     rows = [
         [f"{each.began:%Y-%m-%d %H:%M}", each.what, each.state, WPS.text(each.wps, UNKNOWN), str(shown(each.path))]

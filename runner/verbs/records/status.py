@@ -18,7 +18,7 @@ from meshrunner.runner.rundir import StepRow, last_rows, run_labels
 from meshrunner.runner.rundir.files import SLURM_JOB
 
 LISTED = 8
-"""Maximum number of runs to name if several runs have the same reason or SLURM state."""
+"""Maximum number of runs that a line names for one reason or SLURM state."""
 UNREADABLE = ("damaged", "missing")
 """States of runs whose files cannot be read, so that no figures are known."""
 
@@ -83,7 +83,7 @@ def _progress(run: Run) -> list[str]:
 
 
 def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:
-    """Return a text `JOB_ID: STATE` for each submitted run, by run directory."""
+    """Return a text `JOB_ID: STATE` for each submitted run, keyed by run directory."""
     submitted = [run.path for run in runs if (run.path / SLURM_JOB).is_file()]
     if not submitted:
         return {}

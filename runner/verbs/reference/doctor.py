@@ -1,4 +1,4 @@
-"""`meshrunner doctor`: report this machine's software and hardware, and the consequences of missing parts."""
+"""`meshrunner doctor`: report this machine's software and hardware, and what does not work because a part is missing."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ ABOUT = {
     shipped.EXPERIMENT: "A named sweep or set of keys. Works with -m and with other overrides. --config-dir adds your own.",
     shipped.LAUNCHER: "Executes the runs; `meshrunner submit` uses slurm by default.",
 }
-"""Explanations of the two groups that are not part of an Experiment."""
+"""Explanations of the groups `experiment` and `hydra/launcher`, which are not fields of class Experiment."""
 DEFAULTS = (
     "Options and files that a YAML file builds on (Hydra's defaults list). _self_ is the place of the file's own keys."
 )
@@ -43,7 +43,7 @@ HYDRA = {
     "hydra.hydra_help": "Your own text for --hydra-help: hydra_help, template.",
     "hydra": "Hydra's settings that are useful here, and the settings that replace the others.",
 }
-"""Explanations of the Hydra keys that have an effect here. No field of an Experiment documents these keys."""
+"""Explanations of Hydra's keys that have an effect here, because class Experiment has no fields for them."""
 
 
 def help(arguments: list[str]) -> int:
@@ -109,7 +109,7 @@ def _explain_group(group: str, option: str, keys: list[Key]) -> str:
 
 
 def _explain_hydra(name: str) -> str:
-    """Return an explanation of a Hydra key, or "" for any other name. If the key is refused, name the key to use instead."""
+    """Return an explanation of a Hydra key, or "" for any other name. For a key that runs refuse, name the key to use instead."""
     if name == "defaults" or name.endswith(".defaults"):
         return f"{name}\n{paragraph(DEFAULTS)}"
     full = next((key for key in (*HYDRA, *REFUSED, *SILENT) if key.endswith(f".{name}")), name)

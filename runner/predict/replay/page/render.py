@@ -1,7 +1,8 @@
 """
-Writes the page of a forecast: one file with the verdict, figures and memory over a step. The page needs no network.
+Writes the HTML page of a forecast: one file with the verdict, the predicted values and a chart of memory over a step.
 
-The page shares style and drawing code with the report page. Scripts insert strings only as text, never as markup.
+The page needs no network. It shares style and drawing code with the report page. Its scripts insert strings as text, never as
+markup.
 """
 
 from __future__ import annotations
