@@ -71,7 +71,7 @@ class Figure(NamedTuple):
 
     @property
     def summary_keys(self) -> tuple[str, ...]:
-        """Keys in summary.json: the value's, then those of its range if it has one."""
+        """Keys in summary.json: the key of the value, then the two keys of its range if it has a range."""
         group, _, name = self.key.partition("/")
         keys = dict.fromkeys(("last", "sum", "saves", "once"), self.key) | {"final": f"{group}/final_{name}"}
         return tuple(keys.get(statistic, f"{self.key}_{statistic}") for statistic in self.over_steps.split())

@@ -88,8 +88,9 @@ def scheduled(schedule: Schedule) -> Plan:
     """
     Return a plan with a small arena.
 
-    Often the units can be divided into two sides so that no two buffers of a side are in use at the same time. Then one side
-    starts at the bottom of the arena, and the other side ends at the top. No smaller arena is possible. Otherwise the plan is
+    Often the units can be divided into two sides so that no two buffers of a side are in use at the same time. Then each
+    buffer of one side begins at the bottom of the arena, and each buffer of the other side ends at its top. No smaller arena is
+    possible. Otherwise the plan is
     the smallest of three. (1) Units are placed from the largest to the smallest, each in the lowest gap that fits. (2) Units are
     placed in schedule order, each in the lowest gap that fits. (3) Units with the same number from `_copies` share a slot.
     """

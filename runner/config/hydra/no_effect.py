@@ -91,5 +91,5 @@ def _changed(given: dict[str, Any], key: str) -> list[str]:
 
 @cache
 def _known() -> dict[str, Any]:
-    """Return the default values in conf/run.yaml and NEUTRAL, keyed by full key such as `hydra.run.dir`."""
+    """Return the defaults that conf/run.yaml and NEUTRAL contain, as a dict with full keys such as `hydra.run.dir`."""
     return flatten(shipped.top_level()) | NEUTRAL

@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 
 def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make torch.compile run its graphs on meta, operator by operator, until `in_torch` exits."""
+    """Make torch.compile run compiled graphs on the meta device, one operator at a time, while the context `in_torch` is open."""
     in_torch.callback(torch._dynamo.reset)  # code that dynamo caches is valid only for this trace
     # The recipe's options change these settings for the whole process, so restore them afterwards.
     in_torch.enter_context(torch._dynamo.config.patch(capture_scalar_outputs=False))
