@@ -3,8 +3,8 @@
     python -m bench [NAME...]     run the named benchmarks, or all if no name is given; `main` below lists the names
     python -m bench gpu           test which options work on this machine's GPUs, and measure their speed; -h lists the flags
 
-The two programs of a comparison run in turn (A B A B ...) or at the same time. Each round, a run of A and a run of B, yields one
-ratio. The benchmarks print medians and, in parentheses, ranges.
+A comparison runs its two programs A and B in turn (A B A B ...) or at the same time. Each pair of runs yields one ratio of their
+results. Repeated values are printed as their median and, in parentheses, their range.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meshrunner.runner.config.devices import cores, cpu_name
 BIN = Path(sys.executable).parent
 PLAIN = Path(__file__).with_name("plain_fsdp2.py")
 SHORT, LONG = 4, 24
-"""Steps of a short run and of a long run. The CPU time of the long run minus that of the short run contains no start-up."""
+"""Steps of a short run and of a long run. Start-up cancels out in the difference between their CPU times."""
 PAIRS = 5
 CONFIGURATION = [
     "hardware=cpu",  # like the hand-written loop
@@ -49,7 +49,7 @@ def plain(steps: int, folder: Path) -> tuple[Cost, float]:
 
 
 def meshrunner(steps: int, folder: Path, *more: str) -> tuple[Cost, float]:
-    """Train the same model on the same mesh with `meshrunner run`. Return the same two values as `plain`."""
+    """Train as `plain` does, but with `meshrunner run`. Return its cost and the seconds from its start to the end of step 1."""
     run_dir = Path(tempfile.mkdtemp(dir=folder)) / "run"
     command = [str(BIN / "meshrunner"), "run", f"steps={steps}", *CONFIGURATION, *more, f"hydra.run.dir={run_dir}"]
     cost = measure(command, folder)
@@ -66,7 +66,7 @@ def _with_the_loops_units(steps: int, folder: Path) -> tuple[Cost, float]:
     """
     Run meshrunner with the same FSDP units as the hand-written loop: each block, and the root for all other parameters.
 
-    By default, the embedding and the output projection are also units of meshrunner's model.
+    By default, meshrunner also makes the embedding and the output projection FSDP units.
     """
     return meshrunner(steps, folder, "wrap=rules")
 
@@ -75,8 +75,8 @@ def throughput(folder: Path) -> None:
     """
     Print the tokens per CPU-second of meshrunner and of the hand-written loop. CPU time is summed over all processes of a run.
 
-    The CPU time of a short run is subtracted from that of a long run, to exclude start-up. The compared programs run at the same
-    time, because a virtual machine may become slower or faster between two runs if it shares its cores with other machines.
+    The CPU time of a short run is subtracted from that of a long run, to exclude start-up. The programs run at the same time,
+    because a virtual machine that shares its cores with other machines may become slower or faster between two runs.
     """
     ways = {"meshrunner": _with_the_loops_units, "meshrunner, default units": meshrunner, "plain loop": plain}
     rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -130,7 +130,7 @@ OPTIONS = {
 
 
 def options(folder: Path) -> None:
-    """Run each configuration 3 times. Print its tokens per CPU-second (CPU time summed over all ranks), WPS and peak RSS."""
+    """Run each option in OPTIONS 3 times. Print tokens per CPU-second of all ranks, tokens per second per rank, and peak RSS."""
     for title, varied in OPTIONS.items():
         sweep = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
         command = [str(BIN / "meshrunner"), "run", "-m", "steps=13", *CONFIGURATION, *varied, "sweep.repeat=3"]
@@ -209,13 +209,13 @@ ODD = "{:04} [bold] \U0001f600 'a|b' $(x)\n\x1b[31m"
 
 
 def status(folder: Path) -> None:
-    """Time `meshrunner status` on sweeps, and a script that only parses the runs' status.json and summary.json."""
+    """Time `meshrunner status` on sweeps, and for comparison a script that only parses the runs' status.json and summary.json."""
     for count, name in ((1000, "{:04}"), (2000, ODD)):
         _against_reading("status", _sweep_of(folder, count, name), "*/s*.json")
 
 
 def _sweep_of(folder: Path, count: int, names: str) -> Path:
-    """Return a new sweep directory with `count` copies of one run. The configuration of each copy has another sequence length."""
+    """Return a new sweep directory with `count` copies of one run. Each copy's config.yaml has a different sequence length."""
     run, sweep = folder / "run", Path(tempfile.mkdtemp(dir=folder)) / f"{count} runs"
     if not run.exists():
         short = ["steps=30", "seq_len=32", *_but(CONFIGURATION, "seq_len")]
@@ -231,7 +231,7 @@ def _sweep_of(folder: Path, count: int, names: str) -> Path:
 
 
 def _against_reading(verb: str, sweep: Path, files: str, *options: str) -> None:
-    """Print the seconds that a command takes on a sweep, and that a script takes to parse the sweep's JSON files `files`."""
+    """Time `meshrunner VERB SWEEP`, and a script that only parses the sweep's JSON files. files: glob pattern of these files."""
     ours, theirs = [], []
     for _ in range(PAIRS):
         ours.append(measure([str(BIN / "meshrunner"), verb, str(sweep), *options], sweep).wall_s)

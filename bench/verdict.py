@@ -1,4 +1,4 @@
-"""Count how often `compare` reports a speed difference between identical runs while another process uses the CPU."""
+"""Train identical runs while another process uses the CPU. Count how often `meshrunner compare` reports that speeds differ."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TWINS = [
     *("experiment=fsdp1_vs_fsdp2", "parallelism=fsdp2", "steps=8", "tracker=none"),
     *("+launch.env.TWIN=a,b", "sweep.baseline=launch.env.TWIN=a"),
 ]
-"""Overrides of a sweep over two combinations. They differ only in an environment variable that no code reads."""
+"""Overrides of a sweep over two configurations, which differ only in an environment variable that no code reads."""
 
 
 def verdict(folder: Path) -> None:
-    """Run the sweep TRIES times while another process keeps a core busy. Print each speed difference that `compare` reports."""
+    """Run the sweep TRIES times while another process keeps a core busy. Print how often `compare` finds no speed difference."""
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         wrong = sum(_told_apart(Path(tempfile.mkdtemp(dir=folder)) / "sweep") for _ in range(TRIES))

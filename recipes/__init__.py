@@ -1,1 +1,1 @@
-"""Options such as models, parallelism, optimizers and data, and the recipe that combines one of each and trains the model."""
+"""The options of each config group, such as `model` and `optimizer`, and the recipe that trains with one option of each group."""

@@ -38,7 +38,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
 
 
 def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
-    """Return the entries of a flat configuration that have at least one of `effects` when they change."""
+    """Select settings from a flat configuration. Changing a selected setting has at least one of the effects `effects`."""
     return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
 
 
@@ -71,7 +71,7 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare a section's keys. If the section is a group, also yield its options, `kind` first."""
+    """Yield the classes that may declare a section's keys. If the section is a group, add its options' classes, `kind` first."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

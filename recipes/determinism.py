@@ -1,13 +1,13 @@
-"""The key `deterministic: true`. A repeated or resumed run has bit-identical losses if its layout and devices are the same."""
+"""The key `deterministic`: a run that is repeated or resumed with the same layout and devices has bit-identical losses."""
 
 from __future__ import annotations
 
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-"""Name and value of an environment variable. torch's deterministic mode requires such a value before CUDA starts."""
+"""Name and value of an environment variable that torch's deterministic mode requires. It must be set before CUDA starts."""
 
 
 def compute_deterministically(*, compiles: bool) -> None:
-    """Use only deterministic algorithms. An operator that has none raises an error. compiles: whether torch.compile is used."""
+    """Use only deterministic algorithms in torch. Operators without one raise errors. compiles: whether torch.compile is used."""
     import torch
 
     torch.use_deterministic_algorithms(True)

@@ -8,15 +8,15 @@ class ConfigError(Exception):
 
 
 class Incompatible(ConfigError):
-    """Exit status 2: each setting is valid, but the settings cannot be combined. In a sweep, such a run is `skipped`."""
+    """Exit status 2: each setting is valid, but the settings cannot be combined. A sweep records such a run as `skipped`."""
 
 
 class NotImported(ConfigError):
-    """Exit status 2: a class in the configuration cannot be imported. The configuration may be valid in another directory."""
+    """Exit status 2: a class in the configuration cannot be imported. The class may be importable from another directory."""
 
 
 class AlreadyRunning(Exception):
-    """Exit status 1: another live process is executing the run of this directory."""
+    """Exit status 1: the run is already being executed by another live process."""
 
 
 class Moved(Exception):
@@ -32,4 +32,4 @@ class NotRecorded(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Exit status 130: Ctrl-C, SIGTERM, SIGHUP or scancel. It is not an Exception, so no error handler catches it."""
+    """Exit status 130: Ctrl-C, SIGTERM, SIGHUP or scancel. A KeyboardInterrupt, so `except Exception` does not catch it."""

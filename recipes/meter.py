@@ -41,16 +41,16 @@ class Meter(Protocol):
         attention_flops_per_token: int,
         describe_data: Callable[[], dict[str, Any]],
     ) -> None:
-        """Report that the first step begins. Counts cover the full model. active_params: parameters that one token uses."""
+        """Report that the first step begins. Counts are for the full model. active_params: parameters that one token uses."""
 
     def resumed(self, step: int, tokens: int) -> None:
-        """Report that a resumed run has already done `step` steps with `tokens` tokens. Called before `started`."""
+        """Report that this run was resumed: `step` steps with `tokens` tokens are already done. Called before `started`."""
 
     def waiting_for_data(self) -> AbstractContextManager[None]:
         """Return a context manager that measures the wait for the next batch."""
 
     def saving(self) -> AbstractContextManager[None]:
-        """Return a context manager for saving a checkpoint. On entry, it writes all metrics that are not yet in events.jsonl."""
+        """Return a context manager for saving a checkpoint. Entering it writes the metrics that are not yet in events.jsonl."""
 
     def step_done(
         self,

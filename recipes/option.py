@@ -1,7 +1,7 @@
 """`Option`, the base class of all options that YAML can choose, and validators for the fields of options.
 
-Each config group is a base class, such as `Model`. Each option is a subclass, such as `Llama`. The fields of the subclass are the
-YAML keys. Option modules import torch only inside functions, so that most configurations are checked without torch.
+A config group, such as `model`, has a base class, `Model`. Its options are subclasses, such as `Llama`, whose fields are the YAML
+keys. Option modules import torch only inside functions, so that most configurations are checked without torch.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Affects(Flag):
     DISPLAY = auto()
     """Output of a command on the terminal."""
     SWEEP = auto()
-    """Execution of a sweep. A key with no other effect does not change any single run."""
+    """Execution of a sweep. A key with only this effect changes no single run."""
 
 
 class Section(BaseModel):
@@ -100,7 +100,7 @@ class Section(BaseModel):
 
 
 class Option(Section):
-    """Base class of every option of every group."""
+    """Base class of all options of all config groups."""
 
     kinds: ClassVar[dict[str, str]] = {}
 
@@ -108,7 +108,7 @@ class Option(Section):
     """Class of this option: one of the group's short names, or `package.module:Class`."""
 
     def unsupported(self, device_type: str) -> str | None:
-        """Return a message if `cpu` or `cuda` devices cannot use the option: the reason, and what to use instead. Else None."""
+        """Return a reason and an alternative if devices of this type (`cpu` or `cuda`) cannot use the option, else None."""
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -193,7 +193,7 @@ def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> WholeN
     """
     Return a validator that accepts whole numbers in a range, and `words`. Use: `workers: Annotated[int | Auto, whole("auto")]`.
 
-    The word None accepts null. `at_most` rejects numbers that are probably typos and would fail late or exhaust memory.
+    If `words` contains None, null is accepted. `at_most` rejects probable typos that would fail late or exhaust memory.
     """
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])

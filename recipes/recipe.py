@@ -32,7 +32,7 @@ class Recipe(Section):
     model: Annotated[SerializeAsAny[Model], chosen(Model)]
     """Network to train: its architecture and size."""
     parallelism: Annotated[SerializeAsAny[Parallelism], chosen(Parallelism)]
-    """Distribution of the model over devices: the mechanism and the degrees."""
+    """Distribution of the model over devices: the mechanism, such as fsdp2, and the parallel degrees."""
     wrap: Annotated[SerializeAsAny[Wrap], chosen(Wrap)]
     """Choice of FSDP units: the modules whose parameters are gathered and freed together."""
     activation_checkpoint: Annotated[SerializeAsAny[ActivationCheckpoint], chosen(ActivationCheckpoint)]

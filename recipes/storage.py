@@ -17,7 +17,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def cache_dir() -> Path:
-    """Return MESHRUNNER_CACHE if set, else `meshrunner` in the user's cache directory. Raise ConfigError if unwritable."""
+    """Return MESHRUNNER_CACHE if set, else `meshrunner` in the user's cache directory. Raise ConfigError if it is unwritable."""
     named = os.environ.get("MESHRUNNER_CACHE")
     folder = Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     try:

@@ -1,4 +1,4 @@
-"""The command line: run the verb, print errors of the user without a traceback, and exit with a status."""
+"""The command line: run the verb (`meshrunner VERB`), print user errors without a traceback, and exit with a status."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help_topic(arguments: list[str]) -> str | None:
-    """Return the verb to print help for, or "" for the list of verbs. Return None if no help is requested or Hydra prints it."""
+    """Return the verb whose help is requested, "" for the list of verbs, or None if no help is requested or Hydra prints it."""
     verb, *rest = arguments or ["help"]
     if verb in HELP or (verb == "help" and not rest):
         return ""
@@ -78,7 +78,7 @@ def _help_topic(arguments: list[str]) -> str | None:
 
 
 def _run_verb(verb: str, *arguments: str) -> int:
-    """Run a verb and return the exit status. Print errors of the user without a traceback; let other errors propagate."""
+    """Run a verb and return the exit status. Print user errors without a traceback; let other errors propagate."""
     if COMMANDS[verb].room == "records":
         # Searching for pydantic plugins takes a tenth of the time of a verb that only reads records, and records need no plugin.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")

@@ -1,4 +1,4 @@
-"""Tab completion for bash, and zsh with bashcompinit: `eval "$(meshrunner -sc install=bash)"` installs it. It hides errors."""
+"""Tab completion for bash (and zsh with bashcompinit), installed by `eval "$(meshrunner -sc install=bash)"`. It hides errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def answer(arguments: Sequence[str]) -> int:
 
 
 def _typed_words() -> list[str]:
-    """Return the words between the program's name and the cursor, unquoted. The shell sets COMP_LINE and COMP_POINT (cursor)."""
+    """Return the unquoted words between the program's name and the cursor. COMP_POINT is the cursor's position in COMP_LINE."""
     typed = os.environ["COMP_LINE"].encode()
     line = typed[: int(os.environ.get("COMP_POINT") or len(typed))].decode(errors="ignore")
     words = shlex.split(line)  # raises ValueError inside of quotes
@@ -117,7 +117,7 @@ def _values(value: Value, word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _paths(word: str, *, only_directories: bool = False) -> list[str]:
-    """Return paths that begin with `word`, with a slash after directories. `only_directories` puts runs and sweeps first."""
+    """Return paths that begin with `word`. If `only_directories`, leave out files, and list run and sweep directories first."""
     parent, slash, start = word.rpartition("/")
     paths: list[Path] = []
     with suppress(OSError):
@@ -130,7 +130,7 @@ def _paths(word: str, *, only_directories: bool = False) -> list[str]:
 
 
 def _terms(word: str, rest: Sequence[str]) -> list[str]:
-    """Return groups, verbs and keys, but nested keys only if `word` is not empty. After `GROUP=`, return the group's options."""
+    """Return what `meshrunner help` explains: groups, keys (nested keys only if `word` is not empty), verbs, or GROUP=OPTION."""
     from meshrunner.runner import shipped
     from meshrunner.runner.commands.parser import parse
     from meshrunner.runner.verbs.reference.help import every_key
@@ -144,7 +144,7 @@ def _terms(word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _overrides(before: list[str], word: str, *, submits: bool) -> list[str]:
-    """Return Hydra's completions of an override, also after a comma (`model=llama3_8b,`). If there is none, return paths."""
+    """Return Hydra's completions of an override, or of the last value in `model=llama3_8b,`. If Hydra has none, return paths."""
     from meshrunner.runner.config.compose import Composer
     from meshrunner.runner.config.hydra.overrides import parse
 

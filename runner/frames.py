@@ -26,7 +26,7 @@ class Loaded:
     rows: DataFrame
     """One row per combination of settings, merged over repeats. The columns are the keys of `meshrunner compare --json`."""
     events: DataFrame
-    """One row per run and step. Columns: `run` (a directory), `state`, the keys in `keys`, `seed`, and those of events.jsonl."""
+    """One row per run and step. Columns: `run` (a directory), `state`, the keys in `keys`, `seed`, and those in events.jsonl."""
     keys: list[str] = field(default_factory=list)
     """Configuration keys that differ between the runs: the first columns of `rows`. Lists become text, such as `[0.9, 0.95]`."""
     findings: list[str] = field(default_factory=list)

@@ -24,7 +24,7 @@ EXPERIMENT, LAUNCHER = "experiment", "hydra/launcher"
 """The two groups whose options have no `kind` key."""
 PACKAGE = "@package"
 own: list[Path] = []
-"""Directories in which `also_in` also looks for options."""
+"""The user's directories of options, in addition to conf/. `also_in` adds and removes them."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def _search(folders: list[Path]) -> None:
 
 
 def own_kinds(group: str) -> list[str]:
-    """Return the classes of the user that options of a group name, as in `kind: package.module:Class`."""
+    """Return the user's own classes for a group: each `package.module:Class` that an option's file names as its `kind`."""
     kinds = [str(values(group, option).get("kind")) for option in (_files(group) if own else ())]
     return list(dict.fromkeys(kind for kind in kinds if ":" in kind))
 
@@ -123,7 +123,7 @@ def _files(group: str) -> dict[str, Traversable]:
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge mappings as Hydra does. For a key in both, merge the values if both are mappings, else take the value in `above`."""
+    """Merge mappings as Hydra does. For a key in both, merge the values if both are mappings, else use `above`."""
     both = {
         key: _merged(below[key], above[key])
         for key in below.keys() & above.keys()
@@ -136,7 +136,7 @@ PICK = re.compile(r"\$\{pick:\$\{(?:hydra:runtime\.choices\.)?(?P<key>[^}]+)\},\
 
 
 def picked(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (condition, value) for each value of a `${pick:...}`: ("model=llama3_405b", "8e-5"), or ("", "1e-3") by default."""
+    """Yield (condition, value) for each value of a `${pick:...}`: ("model=llama3_405b", "8e-5"). The default has condition ""."""
     if isinstance(value, str) and (found := PICK.fullmatch(" ".join(value.split()))):
         alike: dict[str, list[str]] = {}
         for entry in found["table"].split(","):

@@ -1,5 +1,5 @@
 """
-Test options on GPUs and measure their speed until the time is up. Each test or measurement is a row of a Markdown document.
+Test options on GPUs and measure their speed, for --minutes minutes. Each test or measurement becomes a row of a Markdown file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RESUMED = ("dcp", "dcp_async")
 
 
 class Job(NamedTuple):
-    """A row to run. `part` is the table of the document that shows the row, and `what` is the row's name."""
+    """A test or measurement to run, which becomes a row of the document. part: the row's table; what: the row's name."""
 
     part: str
     what: str
@@ -51,7 +51,7 @@ class Bench:
         self.number = 0
 
     def stages(self, every_combination: bool) -> list[tuple[list[Job], bool]]:
-        """Return the stages of the bench in order. A stage is a list of jobs and whether these jobs may run at the same time."""
+        """Return the stages of the bench in order. Each stage is a pair: its jobs, and whether they may run at the same time."""
         return [
             ([self._row(grid.REFERENCE), self._row(grid.EXPERT_REFERENCE)], False),
             ([*map(self._row, grid.FIRST), *map(self._resumed, RESUMED)], True),

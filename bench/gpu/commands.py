@@ -103,7 +103,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
-    """Read the outcome of a `meshrunner run` from its directory. The directory does not exist if meshrunner refused to start."""
+    """Read the outcome of a `meshrunner run` from its directory. The directory is missing if meshrunner refused the run."""
     status = read_json(run_dir / STATUS)
     if ended.code is None or (ended.code and commands.over):
         state: State = "not run" if commands.over else "failed"

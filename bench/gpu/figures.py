@@ -1,4 +1,4 @@
-"""Measure speed, peak memory and start-up time of realistic Llamas, in turn with meshrunner and with a hand-written loop."""
+"""Train realistic Llamas, in turn with meshrunner and with a hand-written loop. Measure speed, peak memory and start-up time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from meshrunner.runner.rundir.files import read_json
 WINDOWS = 3
 """Number of intervals per run in which speed is measured. Metrics are read at the end of each interval."""
 READ_EVERY = 5
-"""Number of steps per interval. A run begins with one more interval, which is not measured."""
+"""Number of steps per interval. A run has WINDOWS + 1 intervals, because the first one is not measured."""
 STEPS = READ_EVERY * (1 + WINDOWS)
 LARGE_GIB = 100
-"""Memory in GiB from which a GPU gets the larger of the two micro batches in `subjects`."""
+"""GPUs with at least this much memory, in GiB, train with the larger of the two micro batches in `subjects`."""
 LLAMA_3 = {"vocab_size": 128256, "n_heads": 32, "n_kv_heads": 8}
 
 
@@ -37,7 +37,7 @@ class Subject(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A configuration to measure with meshrunner. If it uses a single device, the hand-written loop is measured too."""
+    """A configuration to measure with meshrunner, and also with the hand-written loop if it uses a single device."""
 
     subject: str
     recompute: str
@@ -56,7 +56,7 @@ FIRST = [
     Case("1B", "none", "per_block"),
     Case("8B", "selective_op", "per_block"),
 ]
-"""Cases that are measured early, before `bench.gpu.grid` tests the rows SEVERAL and REST."""
+"""Cases to measure first, before the rows SEVERAL and REST of `bench.gpu.grid` are tested."""
 REST = [
     Case("1B", "selective_op", "per_block"),
     Case("8B", "none", "per_block"),
@@ -79,7 +79,7 @@ SEVERAL = [
 
 
 def subjects(machine: Machine) -> dict[str, Subject]:
-    """Return two models, keyed by the names in `Case.subject`. They fit one GPU of 80 to 141 GB; without a GPU, they are toys."""
+    """Return two models, keyed by the names in `Case.subject`. They fit one GPU of 80 to 141 GB. On a CPU, they are toys."""
     if not machine.gpus:
         toy = Shape(64, 64, 2, 4, 2, 128, tie_embeddings=True)
         model = "model.vocab_size=64 model.dim=64 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_dim=128"
@@ -122,7 +122,7 @@ def overrides(case: Case, subject: Subject, machine: Machine) -> list[str]:
 
 
 def measured(case: Case, number: int, machine: Machine, commands: Commands) -> Result:
-    """Run a case with meshrunner and return its figures."""
+    """Train the model of a case with meshrunner. Return its speed, memory, start-up time and losses."""
     name = f"figures-{number:03}-meshrunner"
     run_dir = commands.folder / name
     arguments = overrides(case, subjects(machine)[case.subject], machine)
@@ -145,7 +145,7 @@ def measured(case: Case, number: int, machine: Machine, commands: Commands) -> R
 
 
 def measured_plain(case: Case, number: int, machine: Machine, commands: Commands, peak_tflops: float | None) -> Result:
-    """Run a case with the hand-written loop and return its figures. MFU is relative to `peak_tflops`."""
+    """Train a case in the hand-written loop. Return speed, memory, start-up time and losses. MFU is relative to `peak_tflops`."""
     name, subject = f"figures-{number:03}-loop", subjects(machine)[case.subject]
     out = commands.folder / f"{name}.json"
     arguments = {
@@ -176,7 +176,7 @@ def measured_plain(case: Case, number: int, machine: Machine, commands: Commands
 
 
 def ratios(ours: list[Result], theirs: list[Result]) -> list[float]:
-    """Return the ratios of tokens per second, meshrunner / loop, of each pair of results in which both speeds are known."""
+    """Return one ratio of tokens per second, meshrunner / loop, for each pair of results in which both speeds are known."""
     pairs = zip(ours, theirs, strict=False)
     return [a.figures["wps"] / b.figures["wps"] for a, b in pairs if a.figures.get("wps") and b.figures.get("wps")]
 

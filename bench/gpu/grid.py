@@ -1,4 +1,4 @@
-"""The grid: rows that test whether options work together. A row is a line of overrides of one short run. All set `precision`."""
+"""The grid: short runs that test whether options work together. A row of the grid is a string with the overrides of one run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ AXES = {
     "activation_checkpoint": ("none", "full", "selective_op", "selective_layer", "memory_budget"),
     "loss": ("plain", "chunked"),
 }
-"""Options to combine. Any two compatible options occur together in a row below. `--product` also tests all combinations."""
+"""Options to combine, keyed by config group. Each compatible pair is in a row below. `--product` tests all combinations."""
 
 REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoint=none loss=plain"
-"""Reference row. All rows whose model has no experts must have the same losses and gradient norms, within TOLERANCE."""
+"""Row with the expected losses and gradient norms, within TOLERANCE, of every row whose model has no experts."""
 EXPERT_REFERENCE = "model=moe_tiny parallelism=single precision=fp32"
-"""Reference row for the losses and gradient norms of all rows whose model has experts."""
+"""Row with the expected losses and gradient norms, within TOLERANCE, of every row whose model has experts."""
 
 FIRST = [
     "parallelism=fsdp2 precision=bf16 compile=per_block activation_checkpoint=none loss=plain",
@@ -103,7 +103,7 @@ REFUSED = [
     "precision=fp32 compile=eager activation_checkpoint=memory_budget",
     "precision=bf16 compile=per_block compile.mode=reduce-overhead",
 ]
-"""Rows whose options cannot be combined, so that meshrunner refuses to run them."""
+"""Rows that meshrunner refuses to run, because their options cannot be combined."""
 
 
 def all_combinations() -> Iterator[str]:
@@ -115,7 +115,7 @@ def all_combinations() -> Iterator[str]:
 
 
 LEAVES = {"profiler=trace": "trace/rank0.json.gz", "profiler=memory": "trace/memory_rank0*"}
-"""Files that a row with a given option must write: glob patterns relative to the run directory, keyed by option."""
+"""Glob patterns, keyed by option. A run with the option must write a file in its run directory that matches the pattern."""
 TOLERANCE = {
     "fp32": (1e-4, 1e-3),
     "tf32": (1e-2, 5e-2),
@@ -123,7 +123,7 @@ TOLERANCE = {
     "auto": (1e-2, 5e-2),
     "float8": (5e-2, 2e-1),
 }
-"""Largest relative differences from the reference row, keyed by dtype: (in the loss of a step, in its gradient norm)."""
+"""Largest allowed relative differences from the reference row: (in the loss, in the gradient norm) of a step, keyed by dtype."""
 
 
 def reference_of(row: str) -> str:
@@ -132,7 +132,7 @@ def reference_of(row: str) -> str:
 
 
 def dtype_of(row: str) -> str:
-    """Return the dtype that a row computes in, as a key of TOLERANCE."""
+    """Return the dtype that a row computes in, as a key of TOLERANCE. Every row sets `precision`."""
     words = dict(word.split("=", 1) for word in row.split())
     if words.get("precision.matmul") == "high":
         return "tf32"
@@ -140,7 +140,7 @@ def dtype_of(row: str) -> str:
 
 
 def differs(row: str, steps: Steps, reference: Steps) -> str:
-    """Describe the first difference from the reference, in the number of steps or beyond TOLERANCE. Return "" if none."""
+    """Describe how a row's steps differ from the reference, in number or beyond TOLERANCE. Return "" if they do not differ."""
     if len(steps) != len(reference):
         return f"it has {len(steps)} steps, the reference {len(reference)}"
     for step, values in enumerate(zip(steps, reference, strict=True), 1):

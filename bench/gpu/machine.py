@@ -47,7 +47,7 @@ class Machine(NamedTuple):
 
     @property
     def pair(self) -> int:
-        """Number of ranks in a row that does not set it: 2, so that ranks communicate, but only 1 if there is a single GPU."""
+        """Number of ranks of a run whose row does not set it: 2, so that ranks communicate, or 1 if there is only one GPU."""
         return 1 if self.gpus == 1 else 2
 
     def describe(self) -> str:
@@ -57,7 +57,7 @@ class Machine(NamedTuple):
         return what + f"{self.cores} cores, " + ", ".join(self.versions)
 
     def lanes(self) -> list[dict[str, str]]:
-        """Return the environment variables of rows that run at the same time. Each uses two GPUs, or all share a single GPU."""
+        """Return one dict of environment variables per concurrent row. Each row gets two GPUs, or all share the only GPU."""
         if self.gpus == 1:
             return [{} for _ in range(1 if self.exclusive else max(1, min(4, self.cores // 4)))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -58,7 +58,7 @@ def batches(args: argparse.Namespace, device: torch.device) -> Tensor:
 
 
 def with_masters(model: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """Convert a model's weights to bf16. Return the weights and their fp32 copies. Backward moves all gradients to the copies."""
+    """Convert a model's weights to bf16. Return the weights and their fp32 copies. Backward moves gradients to the copies."""
     weights, masters = list(model.parameters()), []
     for weight in weights:
         master = weight.detach().clone().requires_grad_()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 TAIL = 30
-"""Lines printed from the end of a failed row's log."""
+"""Number of lines to print from the end of a failed row's log."""
 State = Literal["works", "refused", "failed", "not run"]
 
 

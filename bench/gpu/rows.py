@@ -1,4 +1,4 @@
-"""Tests that train a small model: of option combinations (the grid), of resuming a run, and of running out of memory."""
+"""Tests that train a small model. They test combinations of options (the grid), resuming a run, and running out of memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def overridden(words: list[str]) -> list[str]:
 def grid_row(
     row: str, number: int, small: Small, commands: Commands, lane: dict[str, str], reference: Steps, devices: int | None
 ) -> tuple[Result, Steps]:
-    """Run a row of the grid. It fails if a file in LEAVES is missing or a step differs from `reference` (empty: not compared)."""
+    """Run a row of the grid. The row fails if a file in LEAVES is missing or a step differs from a non-empty `reference`."""
     name = f"row-{number:03}"
     run_dir = commands.folder / name
     arguments = ["run", *small.overrides(row, devices), f"hydra.run.dir={run_dir}"]
@@ -70,7 +70,7 @@ def _missing(row: str, run_dir: Path) -> str:
 
 
 def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str], reference: Steps) -> Result:
-    """Train half of the steps with checkpoints, then resume the run for the other half. All losses must match `reference`."""
+    """Train half of the steps with checkpoints, then resume the run. All losses and gradient norms must match `reference`."""
     name, what = f"resume-{kind}", f"resume, checkpoint={kind}"
     run_dir = commands.folder / name
     row = f"parallelism=fsdp2 precision=fp32 checkpoint={kind} checkpoint.every={STEPS // 4} steps={STEPS // 2}"
@@ -96,7 +96,7 @@ def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str
 
 
 def out_of_memory_row(small: Small, commands: Commands) -> Result:
-    """Run a sweep of three batch sizes. Only the second must run out of memory: its logits need twice the device's memory."""
+    """Run a sweep of three batch sizes. Only the second run must run out of memory: its logits need twice the device's memory."""
     vocab, seq_len = (65536, 4096) if small.machine.gpus else (65536, 64)
     limit_gib = small.machine.memory_gib or 1.0
     most = int(2 * limit_gib * 2**30 / (4 * vocab * seq_len))

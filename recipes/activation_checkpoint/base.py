@@ -28,7 +28,7 @@ KNOWN_OPERATORS = (
     "aten.topk",
     "meshrunner.grouped_mm",
 )
-"""Operators that every supported torch has. A config that lists only these operators can be checked without importing torch."""
+"""Operators that all supported versions of torch have. A config that lists only these can be checked without importing torch."""
 
 
 class ActivationCheckpoint(Option):
@@ -48,7 +48,7 @@ class ActivationCheckpoint(Option):
 
     @property
     def recomputes_attention(self) -> bool:
-        """Whether compiled code recomputes attention. False for options such as `full`, which wrap compiled blocks."""
+        """Whether compiled code recomputes attention. False for options such as `full`, which call compiled blocks again."""
         return False
 
     @property
@@ -160,7 +160,7 @@ class SelectiveOp(Recompute):
         return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
-        """Return a policy for one forward pass and its recomputation. The policy counts the calls in each pass separately."""
+        """Return a policy for one forward pass and its recomputation. It counts an operator's calls in each pass separately."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}

@@ -1,1 +1,1 @@
-"""The `checkpoint` group: saving a run, and resuming it under any layout."""
+"""The `checkpoint` group: saving a run, and resuming it under any parallelism and number of ranks."""

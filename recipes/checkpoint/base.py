@@ -23,7 +23,7 @@ class Saver(Protocol):
 
 
 class Checkpoint(Option):
-    """Base class of the options. With any of them, a run continues from the newest checkpoint in its run directory."""
+    """Base class of the options. A run continues from the newest checkpoint in its run directory, even with the option `none`."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.checkpoint.base:NoCheckpoint",
@@ -51,7 +51,7 @@ class NoCheckpoint(Checkpoint):
 
 
 class DCP(Checkpoint):
-    """Sharded checkpoints that load bit for bit under any parallelism and number of ranks. Training waits for each save."""
+    """Sharded checkpoints. A run with any parallelism or number of ranks loads them bit for bit. Training waits for each save."""
 
     in_background: ClassVar[bool] = False
 

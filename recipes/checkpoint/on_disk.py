@@ -176,8 +176,8 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
     """
     Return the good checkpoints that a run can continue from, newest first, and a warning for each damaged checkpoint.
 
-    They are in `own`, the run's own directory, or in `load` if `own` has none. Raises ConfigError if `own` contains a checkpoint
-    in another format but no good one, or if `load` is given and neither directory has a good checkpoint.
+    The checkpoints are in `own`, the run's `checkpoints` directory, or in `load` if `own` has no good one. Raises ConfigError if
+    `own` has a checkpoint in another format but no good one, or if `load` is given and neither directory has a good one.
     """
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
@@ -202,7 +202,7 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
 
 
 def publish(temporary: Path, final: Path, keep: int | None) -> None:
-    """Give a complete checkpoint its final name. Of this and all older checkpoints, keep only the newest `keep` good ones."""
+    """Give a complete checkpoint its final name. Remove older checkpoints, except the `keep` - 1 newest good ones."""
     if final.exists():
         remove_checkpoint(final)  # it is damaged, otherwise this step would not have been trained again
     temporary.rename(final)
@@ -217,7 +217,7 @@ def publish(temporary: Path, final: Path, keep: int | None) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Rename a checkpoint, then remove it. If it kept its name and removal were interrupted, it would look damaged."""
+    """Rename a checkpoint, then delete its files. Without the new name, a partly deleted checkpoint would look damaged."""
     temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     path.rename(temporary)

@@ -141,7 +141,7 @@ class DCPSaver:
 
     @contextmanager
     def _explained(self, step: int) -> Iterator[None]:
-        """If DCP fails, remove the partial checkpoint and raise NotSaved. DCP reports a failure on every rank."""
+        """Remove the partial checkpoint and raise NotSaved if DCP fails in this context. DCP reports a failure on every rank."""
         try:
             yield
         except CheckpointException as error:

@@ -2,8 +2,8 @@
 Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors. Load checkpoints of runs with any sharding.
 
 With FSDP1 and tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
-`_UnevenShards` corrects this, but only for parameters. Therefore each tensor of the optimizer state, which has the shape of a
-parameter, is copied into this parameter and read from there. It is set by setting the parameter and copying the values back.
+`_UnevenShards` corrects this, but only for parameters. Therefore an optimizer tensor is read by copying it into its parameter and
+reading the parameter. An optimizer tensor is set by setting its parameter and copying the values into the optimizer tensor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ State = dict[str, dict[str, Any]]
 
 
 def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return the state of a model and optimizer. A checkpoint can be loaded into its tensors. All ranks must call this."""
+    """Return the state of a model and optimizer, in tensors into which a checkpoint can be loaded. All ranks must call this."""
     if patch_if_needed(model):
         return _get_fsdp1_state(model, optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)

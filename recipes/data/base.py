@@ -34,15 +34,15 @@ class Sequences(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """
-        Return a description of the data for the run record, as JSON values. `different_data` compares two descriptions.
+        Return a description of the data for the run record, as JSON values.
 
-        It compares `tokenizer_hash` and the text. If both descriptions are `complete`, it compares `corpus_hash`, the hash of the
-        whole text. Otherwise it compares `beginning_hash`, the hash of the tokens without which training cannot begin.
+        Keys include `tokenizer_hash`, `corpus_hash` (of all packed text) and `beginning_hash` (of the first tokens, always packed
+        before training begins). `different_data` compares `corpus_hash` if both texts are `complete`, else `beginning_hash`.
         """
 
 
 def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Compare two results of `describe`. Return "tokenizer" or "text", the first that is known to differ, or "" if none is."""
+    """Return "tokenizer" if two results of `describe` have different tokenizers, "text" if only their texts differ, else ""."""
     complete = one.get("complete") is True and other.get("complete") is True
     for key, name in (("tokenizer_hash", "tokenizer"), ("corpus_hash" if complete else "beginning_hash", "text")):
         if key in one and key in other and one[key] != other[key]:
@@ -71,7 +71,7 @@ class Data(Option):
         return False
 
     def produce(self, spec: DataSpec) -> None:
-        """Read, tokenise and pack all data. If this fails, record the error for `started` and the readers, then raise it."""
+        """Read, tokenise and pack all data. If this fails, raise the error after recording it for `started` and the workers."""
 
     def started(self, spec: DataSpec) -> bool:
         """Return whether enough data is available for training to begin. Raises ConfigError if `produce` recorded an error."""

@@ -24,7 +24,7 @@ class HuggingFace(PackedText):
     split: str
     """The split, such as `train`."""
     revision: str | None
-    """A commit or tag of the data set; null: the newest revision. Tokens cached from an older revision are used again."""
+    """A commit or tag of the data set; null: the newest revision. Cached tokens are used even if their revision is older."""
     field: str
     """The column with the text."""
 

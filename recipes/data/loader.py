@@ -50,7 +50,7 @@ class Loader:
         self._thread.start()
 
     def next(self) -> Batches:
-        """Return the next step's (tokens, targets) pairs, int64 [micro_batch, seq_len]. Raises any error of the thread."""
+        """Return the next step's (tokens, targets) pairs, int64 [micro_batch, seq_len]. Raises the reading thread's error."""
         if self._closed:
             raise RuntimeError("the loader is closed")
         ready = self._ready.get()

@@ -41,7 +41,7 @@ class LocalText(PackedText):
         """Yield the rows of a file. Raises ConfigError if the file cannot be read."""
 
     def check_files(self, names: list[str]) -> None:
-        """Raise ConfigError if a file is found to be unusable without reading all of it."""
+        """Raise ConfigError if a file is unusable. Read only a small part of each file, such as its footer."""
 
     @property
     def local_path(self) -> str:

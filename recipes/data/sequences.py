@@ -22,7 +22,7 @@ PRODUCER_TIMEOUT_S = 10.0
 
 class PackedSequences:
     """
-    Shuffled sequences of a cache entry. In each epoch, one pass over all data, sequences are shuffled within blocks.
+    Shuffled sequences of a cache entry. An epoch is one pass over all data. Each epoch shuffles the sequences of each block anew.
 
     With S = shuffle, block b holds sequences b * S to b * S + S - 1, shuffled by (seed, epoch, b). If shuffle is None, all data
     is one block. A block is available when its tokens are packed. Sequence k, before shuffling, is tokens[k * L : k * L + L + 1]
@@ -70,7 +70,7 @@ class PackedSequences:
         }
 
     def _position(self, index: int) -> int:
-        """Wait until the block of a sequence is available. Return its k. index: counted over all epochs, after shuffling."""
+        """Return the number k, before shuffling, of sequence `index`, counted over all epochs. Wait until its block is packed."""
         length, size = self.spec.seq_len, self.shuffle
         if not self._progress.complete:
             needed = None if size is None else (index // size + 1) * size * length + 1

@@ -41,7 +41,7 @@ class PackProgress:
     tokenizer: str = ""
     """SHA-256 of tokenizer.model."""
     corpus: str = ""
-    """Hash of all packed documents: the hash of the last one, keyed with the hash of the documents before it."""
+    """Hash of all packed documents. It is a chain: each document is hashed with the previous hash as the key."""
     crc: int = 0
     """CRC-32 of all tokens packed so far."""
     state: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class CacheEntry:
         replace_file(self._progress, json.dumps(value | {"checksum": _checksum(value)}).encode())
 
     def verify(self, thorough: bool = False) -> PackProgress | None:
-        """Return the progress record if it matches the files; otherwise empty the entry and return None. Requires the lock."""
+        """Return the progress record if it matches the files. Else empty the entry and return None. The caller holds the lock."""
         progress = self.read()
         with suppress(FileNotFoundError):
             if progress and hashlib.sha256(self.tokenizer.read_bytes()).hexdigest() == progress.tokenizer:

@@ -1,4 +1,4 @@
-"""Train sentencepiece tokenizers (BPE with byte fallback) on the data, and load tokenizers.
+"""Train sentencepiece tokenizers (BPE with byte fallback) on the training text, and load tokenizers from files.
 
 Decoding restores the original text with one exception: U+2581 becomes a space, because sentencepiece marks spaces with it.
 """
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 MAX_AUTO_VOCAB = 32000
-"""Largest vocabulary that `vocab_size: auto` gives. A few MB of text yield no more tokens, and training takes about a second."""
+"""Upper limit of the vocabulary if `data.vocab_size` is auto. A tokenizer of a few MB of text has no more tokens than this."""
 MAX_LINE = 2000
-"""Characters per line in training. Longer lines are split, because sentencepiece skips lines longer than 4192 bytes."""
+"""Maximum characters per line of training text. Longer lines are split, because sentencepiece skips lines over 4192 bytes."""
 
 OPTIONS: dict[str, Any] = {
     "model_type": "bpe",
@@ -35,7 +35,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
-    """Train a tokenizer with at most `vocab_size` tokens. Return the bytes of its model file, the same for the same texts."""
+    """Train a tokenizer with at most `vocab_size` tokens. Return the bytes of its model file. Equal texts give equal bytes."""
     from sentencepiece import SentencePieceTrainer
 
     # Read all texts before training, because sentencepiece would hide an exception raised by `texts`.
@@ -72,7 +72,7 @@ def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
 
 
 def read_model(path: str) -> bytes:
-    """Return the bytes of the file `path`, the value of `data.tokenizer`. Raise ConfigError if the file cannot be read."""
+    """Return the bytes of the model file `path`, the value of `data.tokenizer`. Raise ConfigError if the file cannot be read."""
     file = Path(path).expanduser()
     try:
         return file.read_bytes()

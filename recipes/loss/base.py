@@ -36,7 +36,7 @@ class Loss(Option):
     }
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
-        """Return the loss function. This call may modify `output`, the projection. It comes before FSDP wraps the network."""
+        """Return the loss function. This call may modify the projection `output`, so it comes before FSDP wraps the network."""
         return self.function(summed)
 
     @abstractmethod
@@ -52,13 +52,13 @@ class PlainLoss(Loss):
 
 
 class ChunkedLoss(Loss):
-    """Cross entropy chunk by chunk. Backward recomputes a chunk's logits, so memory holds the logits of only one chunk.
+    """Cross entropy computed in chunks of tokens. Backward recomputes the logits, so memory holds the logits of only one chunk.
 
     The projection's gradient is accumulated over the chunks in fp32 and then reduced over ranks once.
     """
 
     tokens: Count
-    """Tokens per chunk on one device, at least `micro_batch`: every chunk takes the same positions from all sequences."""
+    """Tokens per chunk on one device. A chunk has the same positions, at least one, of all `micro_batch` sequences."""
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         from meshrunner.recipes.loss import chunked
@@ -69,7 +69,7 @@ class ChunkedLoss(Loss):
         return lambda output, hidden, targets: output(hidden, targets=targets) / targets.numel()
 
     def function(self, summed: SummedLoss) -> LossFunction:
-        """Return a loss function that calls the output projection once per chunk. It accepts any projection module."""
+        """Return a loss function that calls the output projection once per chunk. The projection can be any module."""
         import torch
         from torch.distributed.tensor import DTensor
         from torch.utils.checkpoint import checkpoint

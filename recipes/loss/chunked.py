@@ -22,7 +22,7 @@ SummedLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def takes_chunks(output: nn.Module) -> bool:
-    """Return whether `install` supports a projection: only linear layers without bias, whole or split over the vocabulary."""
+    """Return whether `install` supports `output`. It must be a linear layer without bias, whole or split over the vocabulary."""
     if type(output) is not nn.Linear or output.bias is not None:
         return False
     return not isinstance(output.weight, DTensor) or output.weight.placements == (Shard(0),)

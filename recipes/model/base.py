@@ -1,4 +1,4 @@
-"""The `model` group: the base class of its options."""
+"""`Model`, the base class of all options of the config group `model`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Model(Option):
 
     @abstractmethod
     def network(self, seq_len: int) -> Network:
-        """Build the network on torch's default device. Its initial values are set later, by `Initialiser`."""
+        """Build the network on torch's default device. `Initialiser` sets the initial values of its parameters later."""
 
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> Flops:
@@ -70,7 +70,7 @@ class Model(Option):
         return [] if expert == 1 else ["parallelism.expert: this model has no experts; use parallelism.expert=1"]
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
-        """Return one sentence per width that grouped matmuls reject, such as `dim`. tensor: devices that split each expert."""
+        """Return a message for each width, such as `dim`, that grouped matmuls reject. tensor: devices that split each expert."""
         return []
 
     def on(self, device_type: str) -> Self:
@@ -87,15 +87,15 @@ class Model(Option):
         return 0
 
     def at_depth(self, blocks: int) -> Self | None:
-        """Return this model with `blocks` blocks, or None if its depth is fixed. Blocks after `first_blocks` are identical."""
+        """Return a copy with `blocks` blocks, or None if the depth is fixed. All but the first `first_blocks` are alike."""
         return None
 
     def first(self, blocks: int) -> Self | None:
-        """Return this model with only its first `blocks` blocks, or None if impossible. `blocks` must exceed `first_blocks`."""
+        """Return a copy with only the first `blocks` blocks, or None if impossible. `blocks` must exceed `first_blocks`."""
         return self.at_depth(blocks)
 
     def build(self, seq_len: int) -> Network:
-        """Build the network and freeze parameters. Raise ConfigError if a pattern matches none, or if none is left to train."""
+        """Build the network and freeze parameters. Raise ConfigError if a pattern matches no parameter, or if all are frozen."""
         network = self.network(seq_len)
         parameters = dict(network.named_parameters())
         for pattern in self.freeze:
@@ -111,7 +111,7 @@ class Model(Option):
         return network
 
     def on_meta(self, seq_len: int) -> Network:
-        """Build the network on the meta device. It takes no memory, so even the largest model can be built."""
+        """Build the network on the meta device. Meta tensors take no memory, so even the largest model can be built."""
         import torch
         from torch.overrides import TorchFunctionMode
 

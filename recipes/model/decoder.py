@@ -13,7 +13,7 @@ from meshrunner.recipes.model.base import Flops, Model
 from meshrunner.recipes.option import Count, Section, whole
 
 ALIGNMENT = 16
-"""Alignment in bytes. The size of a row in torch.nn.functional.grouped_mm must be a multiple of this."""
+"""Number of bytes. torch.nn.functional.grouped_mm requires the size of every row to be a multiple of this number."""
 
 
 class RopeScaling(Section):
@@ -156,7 +156,7 @@ class Decoder(Model):
         return Flops(total + attention, attention)
 
     def other_flops(self, name: str) -> int:
-        """Return forward FLOPs per token of a weight besides matmuls and attention, such as those of Mamba-2's recurrence."""
+        """Return a weight's forward FLOPs per token beyond matmuls and attention, such as those of Mamba-2's recurrence."""
         return 0
 
     @property
@@ -171,7 +171,7 @@ class Decoder(Model):
         return sum(p.numel() - network.active_elements(name) for name, p in network.named_parameters())
 
     def split_keys(self) -> list[str]:
-        """Return the keys, such as `n_heads`, whose values tensor parallelism splits, without the keys of the experts."""
+        """Return the keys, such as `n_heads`, that must be multiples of `parallelism.tensor`. Keys of experts are left out."""
         return ["n_heads", "n_kv_heads"]
 
     def tensor_problems(self, tensor: int) -> list[str]:

@@ -22,7 +22,7 @@ WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."
 
 
 def clean_name(name: str) -> str:
-    """Return a parameter's name in the network as built, without the prefixes that wrappers add."""
+    """Return a parameter's name in the unwrapped network. name: may contain prefixes that wrappers add."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name.removeprefix("module.")  # DDP

@@ -52,7 +52,7 @@ class MoE(Llama):
     dense_layers: Annotated[int, whole(at_least=0)] = 0
     """Number of leading blocks with a dense feed-forward network of width `ffn_dim`."""
     experts: Experts
-    """The experts of the blocks after `dense_layers`."""
+    """Settings of the experts in all blocks after the first `dense_layers`."""
 
     @model_validator(mode="after")
     def _has_experts(self) -> MoE:

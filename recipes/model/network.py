@@ -30,24 +30,24 @@ class Network(nn.Module):
     expert_mesh: DeviceMesh | None = None
     """Mesh with dimensions `expert_shard` and `expert`; None unless experts are distributed over several devices."""
     observed: Mapping[str, Tensor] = MappingProxyType({})
-    """Metric's key in events.jsonl -> sum of the metric over the forward passes of the current step, 0-d, fp32."""
+    """Sums of metrics over the forward passes of the current step, 0-d, fp32, keyed by the metrics' names in events.jsonl."""
     loss: LossFunction
     """
     The loss function of the `loss` option, set before training. Given targets, `forward` calls it instead of the projection:
 
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
-    `output` is the projection module. The `chunked` loss calls it once if it is a linear layer named `output`, and otherwise
-    once per chunk.
+    `output` is the projection module. The `chunked` loss calls this module once per pass if it is a linear layer and the
+    network's attribute `output`, else once per chunk.
     """
 
     @abstractmethod
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, [batch, seq, vocab]; given targets, the mean loss, 0-d, fp32. tokens, targets: [batch, seq]."""
+        """Return the logits, [batch, seq, vocab], or the mean loss (0-d, fp32) if targets are given. Inputs: [batch, seq]."""
 
     @abstractmethod
     def block_names(self) -> list[str]:
-        """Return the names of the repeated blocks, in order. Options that wrap, compile or recompute use blocks by default."""
+        """Return the names of the repeated blocks, in order. By default, these are the modules to wrap, compile or recompute."""
 
     def initial(self, name: str) -> Initial:
         """Return the distribution from which the initial values of a parameter are drawn."""
@@ -62,11 +62,11 @@ class Network(nn.Module):
         return False
 
     def exchanged_elements(self, block: int) -> int:
-        """Return the elements per token that each all-to-all of expert parallelism sends in a block; 0 without experts."""
+        """Return how many elements per token one all-to-all of expert parallelism sends in a block; 0 if it has no experts."""
         return 0
 
     def calls(self, name: str) -> int:
-        """Return how often a forward pass with targets calls a module: at least 1. name: "" names the network itself."""
+        """Return how often one forward pass with targets calls the module `name`: at least 1. "" is the network itself."""
         return max(1, self.multiplied_modules().count(self.get_submodule(name)))
 
     def multiplied_modules(self) -> list[nn.Module]:
@@ -100,11 +100,11 @@ def network_of(model: nn.Module) -> Network:
 
 
 class Loads:
-    """Tokens per expert on this rank in the current step. Not a buffer, because DDP would overwrite it with rank 0's counts."""
+    """Counter of this rank's tokens per expert in the current step. No buffer, because DDP overwrites buffers with rank 0's."""
 
     def __init__(self, bias: Tensor, bias_rate: float) -> None:
         self.bias, self.bias_rate = bias, bias_rate
-        """Buffer added to the scores when experts are chosen, [blocks with experts, experts]; and its change per step, or 0."""
+        """bias: buffer, [blocks with experts, experts], added to scores when experts are chosen. bias_rate: change per step."""
         self.tokens = torch.zeros(bias.shape, dtype=torch.int64, device=bias.device)
         self.groups: tuple[dist.ProcessGroup, ...] = ()
         """Process groups over which token counts are summed, one per mesh dimension along which the data differ."""
@@ -153,7 +153,7 @@ def _violations(tokens: Tensor) -> Tensor:
 
 CUTOFF = 3.0
 TABLE_SIZE = 1024
-"""Number of truncated-normal draws in a table. Every value beyond the cutoff is replaced by a draw from this table."""
+"""Number of truncated-normal draws in the table from which `TruncatedNormal` replaces each value beyond `CUTOFF`."""
 
 
 class Initial(ABC):

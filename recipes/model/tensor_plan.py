@@ -44,7 +44,7 @@ def matmul_styles(into: Iterable[str], out: str, sequence_parallel: bool, other_
     """
     Return styles that split the layers `into` by columns and the layer `out` by rows, as in Megatron-LM (Shoeybi et al. 2019).
 
-    The layers `into` read the residual stream, and `out` adds to it. other_inputs: number of inputs besides the stream.
+    The layers `into` read the residual stream, and `out` adds to it. other_inputs: number of the module's further inputs.
     """
     stream = stream_placement(sequence_parallel)
     plan: TensorPlan = {layer: ColwiseParallel() for layer in into}

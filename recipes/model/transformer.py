@@ -1,4 +1,4 @@
-"""The network of Llama 2 and 3. Functions import torch's tensor parallelism when called, because the import takes a second."""
+"""The network of Llama 2 and 3. torch's tensor parallelism is imported inside functions, because its import takes a second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Return SequenceParallel if the sequence is sharded. If not, every rank computes the weight's full gradient."""
+        """Return SequenceParallel if the sequence is sharded, else no style. Each rank then has the weight's full gradient."""
         from torch.distributed.tensor.parallel import SequenceParallel
 
         return {"": SequenceParallel()} if sequence_parallel else {}
@@ -77,7 +77,7 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def lacks_grouped_kernel(query: Tensor) -> bool:
-    """Whether torch lacks a fused grouped-query attention kernel for `query`. torch's fallback stores full score matrices."""
+    """Whether torch lacks a fused grouped-query attention kernel for `query`. If so, torch would store full score matrices."""
     # Flash and cuDNN attention need 16 bits, and memory-efficient attention needs as many key heads as query heads
     # (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
     return query.is_cuda and query.dtype == torch.float32
@@ -218,7 +218,7 @@ class Transformer(Network):
         return TruncatedNormal(0.02)
 
     def initial_into_stream(self) -> Initial:
-        """Return the initial distribution of weights whose output is added to the stream (GPT-2, Radford et al. 2019)."""
+        """Return the initial distribution of weights that write to the residual stream (GPT-2, Radford et al. 2019)."""
         # The variance of the stream should not grow with depth.
         return TruncatedNormal(0.02 / math.sqrt(2 * self.config.n_layers))
 

@@ -35,8 +35,8 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
     """
     Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank.
 
-    The norm is accumulated in fp64, because the rounding error of an fp32 sum on a CPU depends on how the layout shards. All
-    other results of FSDP1 and FSDP2 are bit-identical, but clipping by an fp32 norm (relative error 2e-6) would make them differ.
+    The norm is accumulated in fp64. The rounding error of an fp32 sum on a CPU (relative error 2e-6) depends on how gradients are
+    sharded. Clipping by such a sum would be the only difference between the results of FSDP1 and FSDP2.
 
     All ranks must call this with the same parameters. device: where the all-reduce runs; default: the parameters' device.
     """
@@ -56,6 +56,6 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
 
 @torch.no_grad()
 def clip_by_norm(trained: Sequence[Trainable], norm: Tensor, max_norm: float) -> None:
-    """Scale gradients in place if `norm` exceeds `max_norm`. Waits for the device only if gradients are on the host."""
+    """Scale gradients in place if `norm` exceeds `max_norm`. The host waits for the device only if gradients are on the host."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(local_gradients(trained), factor.to(trained[0].parameter.device))

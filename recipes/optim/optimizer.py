@@ -65,7 +65,7 @@ class AdamW(Optimizer):
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
-    """Take one optimizer step if the global gradient norm is finite. Synchronises with the device unless `fused` is used."""
+    """Take one optimizer step if the global gradient norm is finite. The host waits for the device unless `fused` is set."""
     device = optimizer.param_groups[0]["params"][0].device  # the host, if parameters are offloaded
     finite = grad_norm.isfinite().to(device)
     if all(group.get("fused") for group in optimizer.param_groups):

@@ -62,7 +62,7 @@ class Parallelism(Option):
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. If not, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit once per call in forward, and an embedding never. If not, once per micro batch."""
+    """Whether backward all-gathers a unit as often as forward called it (embeddings: never). If false, once per micro batch."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: all devices / (replicate x tensor)."""
@@ -71,8 +71,8 @@ class Parallelism(Option):
     tensor: Count
     """Devices that each matmul is split over."""
     expert: Count = 1
-    """Devices among which the experts of a block are divided. They exchange tokens in all-to-alls. `shard` must be a multiple of
-    `expert`, because each expert is sharded over shard / expert devices. 1: every device has a shard of every expert."""
+    """Devices among which the experts of a block are divided. These devices exchange tokens in all-to-alls. `shard` must be a
+    multiple of `expert`, because each expert is sharded over shard / expert devices. 1: a device has a shard of every expert."""
     sequence_parallel: bool
     """Whether to shard the residual stream along the sequence over the `tensor` devices."""
     loss_parallel: bool
@@ -81,7 +81,7 @@ class Parallelism(Option):
         int | Literal["auto", "always", "never", "except_last"], whole("auto", *RESHARD, at_least=2)
     ]
     """Whether to free a unit's unsharded parameters after forward and all-gather them again in backward. except_last: free
-    all units except the last block, which backward needs immediately. A number N: shard over N devices until backward.
+    all units except the last block, which backward needs immediately. A number N: after forward, a device keeps 1/N of the unit.
     auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
     """When FSDP reduces gradients. reduce: after every micro batch, so a device stores only its shard of the gradients (FSDP2's
@@ -95,7 +95,7 @@ class Parallelism(Option):
 
     @property
     def plans_buffers(self) -> bool:
-        """Whether each unit's communication buffers have fixed addresses."""
+        """Whether the communication buffers of every unit have fixed addresses."""
         return False
 
     @property
@@ -109,7 +109,7 @@ class Parallelism(Option):
         return self.tensor > 1 and self.loss_parallel
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
-        """Return the degrees with `auto` resolved. Raise ConfigError if they do not fit nodes x workers devices."""
+        """Return the degrees with `shard: auto` resolved. Raise ConfigError if they are invalid for nodes x workers devices."""
         world = nodes * workers
         have = f"launch.nodes({nodes}) x launch.workers({workers}) = {world}"
         others = self.replicate * self.tensor
@@ -150,7 +150,7 @@ class Parallelism(Option):
         return None
 
     def check_units(self, network: Network, plan: WrapPlan) -> None:
-        """Raise ConfigError if this kind cannot wrap the units of a plan."""
+        """Raise ConfigError if this kind of parallelism cannot wrap the units of a wrap plan."""
 
     @abstractmethod
     def apply(
@@ -179,7 +179,7 @@ class Parallelism(Option):
         return torch.autocast(device_type, precision.param_dtype)
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        """Set whether the next micro batch reduces gradients. Return a context manager for it. last: whether it is the last."""
+        """Set whether the next micro batch reduces gradients. Return the context to run it in. last: whether it is the last."""
         return nullcontext()
 
     def after_step(self, model: nn.Module) -> dict[str, float]:
@@ -203,14 +203,14 @@ class Parallelism(Option):
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return how many elements of one unit a device stores between steps, assuming equal shards."""
+        """Return how many elements of one unit a device stores between steps, assuming that all shards have the same size."""
         weights, trained = (-(-count // degrees.shard) for count in (unit.trained + unit.frozen, unit.trained))
         return Stored(weights, trained, trained)
 
     def buffer_schedules(
         self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
     ) -> tuple[Schedule, Schedule] | None:
-        """Return two schedules for the buffers of `units` (in forward order): all-gather, reduce-scatter. None if unknown."""
+        """Return the schedules of the all-gather and the reduce-scatter buffers; None if unknown. units: in forward order."""
         return None
 
     def shard_groups(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DDP(Parallelism):
-    """A full replica of the model on every data-parallel device. `shard: auto` gives (number of devices / `tensor`) replicas."""
+    """A full replica of the model on every data-parallel device. With `shard: auto`, there are (devices / `tensor`) replicas."""
 
     autocasts: ClassVar[bool] = True
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FSDP1(Parallelism):
-    """FSDP1 with the same units and degrees as `fsdp2`. Units that are resharded after forward use FULL_SHARD, other units use
+    """FSDP1 with the units and parallel degrees of `fsdp2`. Units that are resharded after forward use FULL_SHARD, others use
     SHARD_GRAD_OP. With `replicate` above 1, units use HYBRID_SHARD and _HYBRID_SHARD_ZERO2 instead."""
 
     wraps_units: ClassVar[bool] = True
@@ -32,7 +32,7 @@ class FSDP1(Parallelism):
     forward_prefetch: bool
     """Whether to all-gather the next unit before the current unit's forward starts."""
     limit_all_gathers: bool
-    """Whether the host may queue at most two all-gathers ahead of the device. The limit saves memory."""
+    """Whether to limit the host to two queued all-gathers ahead of the device. The limit saves memory."""
 
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
@@ -80,7 +80,7 @@ class FSDP1(Parallelism):
         return model.no_sync() if self.accumulate == "hold" and not last else nullcontext()
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return the sizes of a shard of a unit's flat parameter. The whole shard has gradients if any parameter is trained."""
+        """Return the size of one shard of a unit's flat parameter. The whole shard has gradients if any parameter is trained."""
         aligned = 16 // precision.param_bytes  # FSDP1 aligns each parameter to 16 bytes of the compute dtype
         total = 0
         for parameter in unit.parameters:

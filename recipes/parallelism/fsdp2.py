@@ -127,7 +127,7 @@ class FSDP2(Parallelism):
         return model
 
     def _own_dtypes(self, network: Network) -> dict[str, Any]:
-        """Return the MixedPrecisionPolicy argument that keeps some parameters in fp32; {} if it is unneeded or torch lacks it."""
+        """Return the MixedPrecisionPolicy argument that keeps parameters in fp32; {} if none needs it or torch lacks it."""
         from meshrunner.recipes.model.init_weights import clean_name
 
         fp32 = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
@@ -198,7 +198,7 @@ class FSDP2(Parallelism):
 
 
 def stack_placement(network: Network, mesh: DeviceMesh) -> Callable[[nn.Parameter], Any] | None:
-    """Return the `shard_placement_fn` that shards stacks of expert matrices, or None if the network has no such stacks."""
+    """Return the `shard_placement_fn` for `fully_shard` that shards stacks of expert matrices, or None if there are no stacks."""
     from torch.distributed.tensor import DTensor, Shard
 
     from meshrunner.recipes.model.init_weights import clean_name

@@ -1,7 +1,7 @@
 """Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp, which can keep communication buffers in pools.
 
-The package shards buckets of several parameters. The boundaries of shards ignore the boundaries of parameters, so the shards of
-a parameter can have different numbers of rows. torch's own functions must not gather such DTensors.
+The package joins several parameters in a bucket and cuts the bucket into equal shards. A cut can lie within a parameter, so ranks
+can hold different numbers of the parameter's rows. torch's own functions must not gather such DTensors.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class MegatronFSDP(Parallelism):
         Return approximately how many bytes are gathered and reduced for one unit in one step.
 
         With `zero` 1 and 2, the estimate is too high for the unit that is called last: it is gathered once, not twice. The
-        estimate can be too low because it omits unused prefetches after a unit that is called several times (`zero` 3), padding
-        of buckets, and the larger size of parameters that stay in fp32.
+        estimate can be too low, because it ignores the padding of buckets and the larger size of parameters that stay in fp32.
+        With `zero` 3, it also ignores prefetches that are never used, after a unit that is called several times.
         """
         reduced = unit.trained * {"auto": precision.reduce_bytes, "fp32": 4, "bf16": 2}[self.grad_comm]
         if self.zero == 0 or degrees.shard == 1:
@@ -185,7 +185,7 @@ class MegatronFSDP(Parallelism):
         return Traffic(gathered, reduced * (micro_batches if self.zero >= 2 else 1))
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return about how many elements a device stores. `weights` includes master weights if compute is not in fp32."""
+        """Return a unit's approximate numbers of elements. `weights` includes fp32 master weights if compute is not in fp32."""
         compute, gradients, trained = (
             -(-count // (degrees.shard if self.zero >= stage else 1))
             for stage, count in ((3, unit.trained + unit.frozen), (2, unit.trained), (1, unit.trained))
@@ -197,7 +197,7 @@ class MegatronFSDP(Parallelism):
 
 @contextmanager
 def without_update(optimizer: Optimizer) -> Iterator[None]:
-    """Undo the step that `fully_shard_optimizer` takes with zero gradients in releases before 0.7.0 (Megatron-LM PR 5976)."""
+    """Cancel the effect of the optimizer step that `fully_shard_optimizer` takes before release 0.7.0 (Megatron-LM PR 5976)."""
     keys = ("lr", "weight_decay")
     before = [{key: group[key] for key in keys if key in group} for group in optimizer.param_groups]
     for group, values in zip(optimizer.param_groups, before, strict=True):
@@ -211,7 +211,7 @@ def without_update(optimizer: Optimizer) -> Iterator[None]:
 
 
 def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
-    """Return the classes by which the package selects a plan's units. Raise ConfigError if it cannot apply the plan."""
+    """Return the classes whose modules megatron-fsdp makes units. Raise ConfigError if the package cannot apply the wrap plan."""
     for name, unit in plan.items():
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
             units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"
@@ -249,10 +249,10 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
 @contextmanager
 def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) -> Iterator[None]:
     """
-    Prepare a meta-device network for megatron-fsdp, which allocates parameters in this context without initialising them.
+    Let megatron-fsdp allocate the parameters of a meta-device network within this context, without initialising them.
 
     If `unit_by_unit` is true, the package allocates one module at a time, so a device never holds more than one unsharded unit.
-    The package then calls the module's `reset_parameters`, which only ties shared parameters in this context.
+    The package then calls the module's `reset_parameters`. Within the context, this method only ties shared parameters.
     If `unit_by_unit` is false (`zero` 0), the whole network is allocated before the context begins.
     """
     if not unit_by_unit:
@@ -285,7 +285,7 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
 
 
 def initialise(wrapped: Any, initialiser: Initialiser) -> None:
-    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse order would round them."""
+    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse would round the masters."""
     import torch
 
     from meshrunner.recipes.model.init_weights import clean_name

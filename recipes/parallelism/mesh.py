@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
-    """Return the sizes of the mesh dimensions, outermost first. `shard` is included even if 1: a mesh needs a dimension."""
+    """Return the sizes of the mesh dimensions, outermost first. `shard` is always included, because a mesh needs a dimension."""
     return {name: size for name, size in degrees._asdict().items() if size > 1 or name == "shard"}
 
 
 def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
-    """Return the sizes of the expert mesh's dimensions, outermost first. Ranks that exchange tokens (`expert`) are adjacent."""
+    """Return the sizes of the expert mesh's dimensions, outermost first. `expert`, whose ranks exchange tokens, is innermost."""
     own = {"expert_shard": shard // expert, "expert": expert}
     return {"replicate": replicate} | own if replicate > 1 else own
 
@@ -36,7 +36,7 @@ def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
 
 
 def named_mesh(device_type: str, dims: dict[str, int]) -> DeviceMesh:
-    """Build a mesh over all ranks. dims: the size of each dimension by name, outermost first."""
+    """Build a mesh over all ranks. dims: sizes, keyed by the name of the dimension, outermost first."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
@@ -53,7 +53,7 @@ def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """Return the process groups to sum over, in turn, so that every token counts once. Without tensor parallelism: the world."""
+    """Return groups of ranks with different tokens. A sum over one group after the other counts every token exactly once."""
     names = mesh.mesh_dim_names or ()
     if "tensor" in names:
         return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)

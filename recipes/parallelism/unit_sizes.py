@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """The largest part of a parameter that a device holds after tensor and expert parallelism, before FSDP shards it."""
+    """A parameter's part on the device with the largest part, after tensor and expert parallelism but before FSDP shards it."""
 
     shape: tuple[int, ...]
     trained: bool
@@ -40,7 +40,7 @@ class UnitParameters(NamedTuple):
     """Number of times that the unit is called per forward pass."""
 
     def of(self, *, is_stack: bool) -> UnitParameters:
-        """Return a copy with fewer parameters: if `is_stack` is true, only stacks of expert matrices, else only the others."""
+        """Return a copy with only the stacks of expert matrices, or, if `is_stack` is false, with only the other parameters."""
         return self._replace(parameters=tuple(each for each in self.parameters if each.is_stack == is_stack))
 
     @property
@@ -54,7 +54,7 @@ class UnitParameters(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes communicated for one unit in one step. A collective counts with the size of the whole unit, not of a shard."""
+    """Bytes communicated for one unit in one step. Each collective adds the size of the whole unit, not of a shard."""
 
     gathered: int
     reduced: int
@@ -72,12 +72,12 @@ class Stored(NamedTuple):
 
 
 def stack_shard_dim(shape: Sequence[int], ranks: int) -> int:
-    """Return the dimension to shard a stack [experts, rows, columns] along: 1 if `ranks` divides rows but not experts, else 0."""
+    """Return the sharded dimension of a stack [experts, rows, columns]: 1 if `ranks` divides rows but not experts, else 0."""
     return int(shape[0] % ranks > 0 and shape[1] % ranks == 0)
 
 
 def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int = 1) -> dict[str, UnitParameters]:
-    """Return each unit's parameters on one device, keyed by unit name. `tensor` and `expert` have split them, FSDP has not."""
+    """Return each unit's parameters on one device before FSDP shards them, keyed by unit name. tensor, expert: degrees."""
     split = _split_dims(network) if tensor > 1 else {}
     found = {}
     for name, parameters in unit_parameters(network, plan).items():
@@ -95,7 +95,7 @@ def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int 
 
 
 def _split_dims(network: Network) -> dict[str, int]:
-    """Return each parameter's dimension that tensor parallelism splits. Tables are [rows, width], weights [out, in]."""
+    """Return the dimension that tensor parallelism splits in each parameter. Tables are [rows, width], weights [out, in]."""
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

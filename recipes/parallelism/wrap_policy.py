@@ -1,7 +1,7 @@
 """The `wrap` group: policies that choose the FSDP units, the modules that FSDP gathers as a whole.
 
 A policy lists all units in a wrap plan before any module is wrapped, so the plan can be printed and checked first (an idea from
-PyTorch pull request #104346). A plan is the same for all kinds of data parallelism. So FSDP1 and FSDP2 get the same units.
+PyTorch pull request #104346). A plan is the same for all kinds of data parallelism, so FSDP1 and FSDP2 get the same units.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Unit:
     reshard_after_forward: bool | int
     """True: free the unsharded parameters after forward. False: keep them. A number: reshard them over that many devices."""
     lookup: bool = False
-    """Whether the unit is an embedding outside the blocks. Backward does not need the embedding table."""
+    """Whether the unit is an embedding outside the blocks. FSDP2 does not gather it in backward, which needs no table."""
 
 
 WrapPlan = dict[str, Unit]
@@ -54,7 +54,7 @@ class Wrap(Option):
 
     @abstractmethod
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        """Return all units but the root, in `named_modules` order. Values: `reshard_after_forward`, or None for the default."""
+        """Return `reshard_after_forward` of each unit but the root, in `named_modules` order. None: the default applies."""
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
         """Return a sentence for each detail of a plan that is valid but may be unintended. kind: `parallelism.kind`."""
@@ -69,7 +69,7 @@ class Wrap(Option):
         return found
 
     def plan(self, network: Network, reshard: Reshard) -> WrapPlan:
-        """Return the wrap plan of a meta-device network. reshard: `reshard_after_forward` of units that have no own value."""
+        """Return the wrap plan of a meta-device network. reshard: `reshard_after_forward` of units for which `units` has None."""
         from torch import nn
 
         units = {name: own or reshard for name, own in self.units(network).items()}
@@ -110,7 +110,7 @@ class RootOnly(Wrap):
 
 
 class Size(Wrap):
-    """Units are the smallest modules with at least `min_parameters` parameters, not counting parameters of units inside them."""
+    """Units are the smallest modules with at least `min_parameters` parameters. Parameters of inner units do not count."""
 
     needs_network: ClassVar[bool] = True
     min_parameters: Count
@@ -140,7 +140,7 @@ class Rule(Section):
     match: str
     """A class name (`Block`), or a pattern for module names (`layers.*.attention`). A `*` matches within one part of a name."""
     reshard_after_forward: Reshard | None = None
-    """Value for matching units that replaces parallelism.reshard_after_forward; null: no replacement."""
+    """Override of parallelism.reshard_after_forward for the matching units. null: no override."""
     wrap: bool = True
     """true: a matching module is a unit. false: a matching module belongs to the unit around it, even if a later rule matches."""
 
@@ -207,14 +207,14 @@ def check_units(network: Network, names: Iterable[str]) -> None:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Return whether a module implements forward. Every unit must, because FSDP gathers a unit when its forward is called."""
+    """Return whether a module implements forward. Every unit needs one: FSDP gathers a unit when its forward is called."""
     from torch import nn
 
     return type(module).forward is not nn.Module.forward
 
 
 def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
-    """Return, for each module name, the parameters that modules outside it use too, such as a tied embedding table."""
+    """Return the parameters that each module shares with modules outside it, such as a tied embedding, keyed by module name."""
     users: dict[nn.Parameter, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         users.setdefault(parameter, []).append(name)

@@ -48,7 +48,7 @@ class Precision(Option):
         return False
 
     def on(self, device_type: str) -> Precision:
-        """Return this option. If this option is `auto`, return the option that it means on `cpu` or `cuda` devices."""
+        """Return the precision on `cpu` or `cuda` devices: this option, unless it is `auto` (fp32 on `cpu`, bf16 on `cuda`)."""
         return self
 
     def convert(self, network: Network) -> None:

@@ -1,6 +1,6 @@
-"""Calibrates a device: fits the constants of its `hardware` option so that predicted speeds match measured runs.
+"""Calibrates a device: fits the constants in its `hardware` section so that predicted speeds match measured runs.
 
-Repeats of a combination of settings count as one run. A run's prediction error uses constants fitted to the other runs.
+Repeats of a combination of settings count as one run. Each prediction error is computed with constants fitted to the other runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Calibration:
     left_out_errors: list[float]
     """Error of each run's predicted speed in percent, with constants fitted to the other runs only."""
     left_out: dict[str, str]
-    """Combinations that are left out of the fit: the reason, keyed by the name of the combination."""
+    """Reasons why combinations of settings are left out of the fit, keyed by the name of the combination."""
     before: GPU | CPU
     """The device with its constants before the fit."""
     hardware: GPU | CPU
@@ -78,7 +78,7 @@ class Calibration:
 
 
 def calibrate_device(folders: Sequence[Path]) -> Calibration:
-    """Fit a device's constants to all runs in `folders`. Raise ConfigError for fewer than FEWEST runs or different devices."""
+    """Fit a device's constants to all runs in `folders`. Raise ConfigError if fewer than FEWEST are usable or devices differ."""
     comparison = compare_runs(read_runs(folders))
     candidates: list[_Candidate] = []
     left_out: dict[str, str] = {}
@@ -118,7 +118,7 @@ class _Candidate(NamedTuple):
 
 
 def _candidate(name: str, row: Row) -> _Candidate:
-    """Return a combination with its speed and device. Raise ConfigError if the speed or the device is unknown."""
+    """Return a combination of settings with its measured speed and device. Raise ConfigError if it cannot be used for a fit."""
     wps = row.figures.get(WPS.summary_keys[0]) if row.completed else None
     if not wps or wps < 0:
         raise ConfigError(row.reason or f"no speed was measured: {row.state}")

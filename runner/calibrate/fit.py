@@ -24,16 +24,16 @@ NOISE_OF_GPU, NOISE_OF_CPU = 0.02, 0.05
 
 
 class FittedConstant(NamedTuple):
-    """A constant of the `hardware` option that the fit may change."""
+    """A constant in the `hardware` section (class GPU or CPU) that the fit may change."""
 
     key: str
-    """Key within the `hardware` section, such as efficiency.matmul."""
+    """Key within the section, such as efficiency.matmul."""
     unknown: float
     """Uncertainty before the fit: the standard deviation of the constant's logarithm."""
     most: float = math.inf
     """Largest value that the constant can take."""
     coupled: str = ""
-    """Key of another constant that is scaled by the same factor, or empty if there is none."""
+    """Key of a second constant that is scaled by the same factor, or empty if there is none."""
 
 
 OF_GPU = (
@@ -52,9 +52,9 @@ OF_CPU = (
     FittedConstant("speed.collective_s", 1.0),
     FittedConstant("speed.jitter", 1.0),
 )
-"""Constants to fit. The first two must be the matmul speed and the memory speed, because `Fitted.ratio_unknown` relates them."""
+"""Constants to fit. The first two must be matmul speed and memory bandwidth, from which `fit` computes `ratio_unknown`."""
 TOLD_APART = 0.5
-"""Largest `Fitted.ratio_unknown` at which the runs still separate matmul speed from memory bandwidth."""
+"""Largest `Fitted.ratio_unknown` at which the runs suffice to fit matmul speed and memory bandwidth separately."""
 
 
 class MeasuredRun(NamedTuple):
@@ -76,18 +76,18 @@ class Fitted(NamedTuple):
     hardware: GPU | CPU
     """Device with the fitted constants."""
     unknown: dict[str, float]
-    """Remaining uncertainty, keyed by constant: standard deviation of the constant's logarithm after the fit / before the fit."""
+    """Remaining uncertainty, keyed by constant: (standard deviation of its logarithm after the fit) / (before the fit)."""
     ratio_unknown: float
-    """Remaining share of the uncertainty of (matmul speed / memory speed). This ratio decides how much compiling helps."""
+    """Remaining share of the uncertainty of (matmul speed / memory bandwidth), on which predicted gains of compiling depend."""
 
     @property
     def tells_apart(self) -> bool:
-        """Whether the runs separate matmul speed from memory bandwidth."""
+        """Whether the runs suffice to fit matmul speed and memory bandwidth separately."""
         return self.ratio_unknown <= TOLD_APART
 
 
 def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None = None) -> Fitted:
-    """Fit a device's constants. near: initial values, by default `hardware`. Raise ConfigError if a run needs an unknown rate."""
+    """Fit a device's constants. near: start of the search; None: `hardware`. Raise ConfigError if a run needs an unknown rate."""
     noise = NOISE_OF_GPU if isinstance(hardware, GPU) else NOISE_OF_CPU
     constants = _constants(hardware)
     priors = np.array([each.unknown for each in constants])
@@ -96,7 +96,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
         return scaled(hardware, {each.key: math.exp(x) for each, x in zip(constants, logarithms, strict=True)})
 
     def residuals(logarithms: Any) -> Any:
-        """Return one array [runs + constants]: log(predicted / measured speed) and log(factor), each in standard deviations."""
+        """Return an array [runs + constants], in standard deviations: log(predicted / measured speed), then log(factor)."""
         device = with_factors(logarithms)
         errors = [math.log(each.workload.wps(device) / each.wps) for each in runs]
         return np.concatenate([np.array(errors) / noise, logarithms / priors])
@@ -126,14 +126,14 @@ def leave_one_out_errors(hardware: GPU | CPU, runs: Sequence[MeasuredRun], fitte
 
 
 def constant(hardware: GPU | CPU, key: str) -> float:
-    """Return a constant of the `hardware` option, given its key, such as efficiency.matmul. The constant must be known."""
+    """Return a constant of `hardware`, which must not be None. key: for example efficiency.matmul."""
     return float(attrgetter(key)(hardware))
 
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
     """
     Return a copy of `hardware` with constants multiplied by `factors`, which are keyed by constant. No constant exceeds its
-    `most`. A coupled constant without a factor of its own gets the factor of the constant that it is coupled to.
+    `most`. A coupled constant without its own factor gets the factor of the constant that names it in `coupled`.
     """
     for each in (*OF_GPU, *OF_CPU):
         for key in filter(None, (each.key, each.coupled)):
@@ -146,7 +146,7 @@ def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
 
 
 def _constants(hardware: GPU | CPU) -> list[FittedConstant]:
-    """Return the constants to fit. Leave out constants that are zero. Replace an unknown constant by the one coupled to it."""
+    """Return the constants to fit. Leave out those that are zero. If one is None, fit the constant in its `coupled` instead."""
     known = (
         each if attrgetter(each.key)(hardware) is not None else each._replace(key=each.coupled)
         for each in (OF_GPU if isinstance(hardware, GPU) else OF_CPU)

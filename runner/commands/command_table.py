@@ -1,4 +1,4 @@
-"""Every verb of the command line. A new verb needs an entry here and a module in runner/verbs. A new option needs a line here."""
+"""All verbs of the command line (`meshrunner VERB`). To add a verb, add a `Command` here and a module in runner/verbs."""
 
 from __future__ import annotations
 

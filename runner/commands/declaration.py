@@ -1,4 +1,4 @@
-"""Classes that declare verbs, arguments and options. Importing `dataclasses` would slow down `--help`."""
+"""Classes that declare verbs, arguments and options. They are no dataclasses, because that import would slow down `--help`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Argument:
-    """A positional argument. name: attribute that gets the value. number: `any` is zero or more, `several` one or more."""
+    """A positional argument. name: attribute of the parser's result. number: `any` means zero or more, `several` one or more."""
 
     def __init__(
         self,

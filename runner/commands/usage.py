@@ -58,7 +58,7 @@ def describe(command: Command) -> str:
 
 
 def usage_lines(command: Command) -> Iterator[str]:
-    """Yield the usage lines of a verb. `submit [OVERRIDES] | DIR` has two: one with [OVERRIDES] and one with DIR."""
+    """Yield one usage line for each form of a verb. The verb `submit` has two forms: `submit [OVERRIDES]` and `submit DIR`."""
     begin = "usage:"
     for form in command.synopsis.removeprefix(command.verb).split(" | "):
         options = " [OPTIONS]" if command.own_options else ""

@@ -1,4 +1,4 @@
-"""Find the settings and facts that differ between runs. A fact is no setting, but can affect speed: the torch version."""
+"""Find settings and facts that differ between runs. A *fact*, such as the torch version, is no setting but can affect speed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.rundir import key_of
 
 MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
-"""Effects of a setting that can change a measurement. Repeats of a run agree in every setting with such an effect."""
+"""Kinds of effect that can change a measurement. Repeats of a run have equal values of all settings with such an effect."""
 
 FOLLOWS = {"optimizer.lr": "model"}
-"""Keys whose default depends on a group. Runs of different models need no column for the default learning rates."""
+"""Keys whose default depends on a group, mapped to the group. If the model varies, default learning rates need no column."""
 
 
 def _text_hash(run: Run) -> str | None:
@@ -37,7 +37,7 @@ FACTS: dict[str, Callable[[Run], Any]] = {
     "meshrunner": lambda run: run.environment.packages.get("meshrunner"),
     "commit": lambda run: (run.environment.git_commit or "")[:8] or None,
 }
-"""Functions that read a fact about a run, keyed by the title of the fact. Facts are no settings, but can affect measurements."""
+"""Facts about a run. Each title of a fact is mapped to the function that reads the fact's value from a run."""
 
 
 def text(value: Any) -> str:
@@ -51,18 +51,18 @@ def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
 
 
 def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return a short name of a row, such as `fsdp2 full micro_batch=4`. Values that are not strings appear with their key."""
+    """Return a short name of a row, such as `fsdp2 full micro_batch=4`. A value that is not a string follows its key."""
     given = [(key, values[key]) for key in keys if key in values]
     return " ".join(text(v) if isinstance(v, str) else f"{key.rpartition('.')[2]}={text(v)}" for key, v in given)
 
 
 class Keys:
     """
-    The settings and facts that vary between runs. `names` lists them. They become the columns that identify a row.
+    The settings and facts that vary between runs, listed in `names`. They become the columns that identify a row of the table.
 
-    A group such as `parallelism` is listed if runs chose different options. A key of a varying group is listed only if a user
-    typed it, or if two runs with the same option have different values. A fact is listed if two runs with equal settings
-    differ in it. `remarks` has a sentence for each other fact that varies, except world_size.
+    A group such as `parallelism` is listed if runs chose different options. A key of such a group (`parallelism.shard`) is
+    listed only if a user typed it, or if two runs with the same option have different values. A fact is listed if it differs
+    between two runs with equal settings. For any other fact that varies, except world_size, `remarks` holds a sentence.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -125,12 +125,12 @@ def _option(run: Run, group: str) -> str | None:
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys whose values differ between configurations, and the keys that only some configurations have."""
+    """Return the keys that have different values in two configurations, or that some configurations have and others lack."""
     names = dict.fromkeys(key for config in configs for key in config)
     return [name for name in names if _differ((None, config.get(name, ...)) for config in configs)]
 
 
 def _differ(pairs: Iterable[tuple[str | None, Any]]) -> bool:
-    """Return whether two of these (group, value) pairs have the same group but different values."""
+    """Return whether any two of the (group, value) pairs have the same group but different values."""
     found = {(group, text(value)) for group, value in pairs}
     return len(found) > len({group for group, _ in found})

@@ -1,4 +1,4 @@
-"""Compare the curves (losses and gradient norms) of a row, a group of runs with equal settings, with those of its baseline."""
+"""Compare the loss and gradient-norm curves of a row (the runs with equal settings) with the curves of its baseline row."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ more than losses do. The bf16 tolerances also apply to TF32, and to an fp32 run 
 
 @dataclass(frozen=True)
 class Parity:
-    """The verdict on whether the curves of a row agree with those of its baseline."""
+    """The verdict on whether the curves of a row agree with the curves of its baseline."""
 
     kind: str
-    """`identical`, `agrees`, `within seeds` or `differs` (see `verdict`), `different data`; "" if curves are not comparable."""
+    """`identical`, `agrees`, `within seeds`, `differs` (see `verdict`) or `different data`; "" if the curves are incomparable."""
     difference: float | None = None
-    """Largest relative difference at any step; None if it is infinite or was not computed. Verdict `differs` compares the values
-    of `curve`, verdict `within seeds` the losses averaged over seeds, and every other verdict the losses."""
+    """Largest relative difference to the baseline at any step; None if it is infinite or was not computed. The values are
+    those of `curve` if `kind` is `differs`, mean losses over seeds if `kind` is `within seeds`, and otherwise the losses."""
     curve: str = ""
     """Title of the first curve that differs by more than TOLERANCE: loss or gradient norm; "" unless `kind` is `differs`."""
     step: int | None = None
@@ -55,8 +55,8 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
     Compare each completed run of a row with a completed run of its baseline that has the same seed.
 
     `identical`: every loss and gradient norm is equal, bit by bit. `agrees`: every difference is within TOLERANCE.
-    `within seeds`: a difference exceeds TOLERANCE, but row and baseline share at least REPEATS seeds. At every step, their
-    losses averaged over these seeds differ by at most the standard deviation of the baseline's loss between seeds.
+    `within seeds`: a difference exceeds TOLERANCE, but row and baseline share at least REPEATS seeds, and at every step their
+    mean losses over these seeds differ by at most the standard deviation of the baseline's loss between seeds.
     """
     mine, theirs = _by_seed(runs), _by_seed(baseline)
     seeds = [seed for seed in mine if seed in theirs]
@@ -140,7 +140,7 @@ def relative(a: float | None, b: float | None) -> float:
 
 
 def _within_seeds(mine: Sequence[Sequence[Run]], theirs: Sequence[Sequence[Run]]) -> Parity | None:
-    """Return verdict `within seeds`, or None if mean losses differ too much. `mine[i]` and `theirs[i]` are runs of one seed."""
+    """Return the verdict `within seeds`, or None if it does not apply. `mine[i]` and `theirs[i]` hold runs with the same seed."""
     sides = [[[_curve(run, LOSS) for run in runs] for runs in seeds] for seeds in (mine, theirs)]
     largest = 0.0
     for step in sorted(set[int].intersection(*(set(curve) for side in sides for seed in side for curve in seed))):

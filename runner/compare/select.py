@@ -40,7 +40,7 @@ class Field(NamedTuple):
     better: str = ""
     """`high` if high values of a figure are better, `low` if low values are better, "" for a setting or the state."""
     constant: bool = False
-    """Whether the field is a setting without a column in the table. A name such as `lr` prefers fields that have a column."""
+    """Whether the field is a setting without a column in the table. `lr` means the field with a column if several end in `lr`."""
 
 
 class Filter(NamedTuple):
@@ -53,13 +53,13 @@ class Filter(NamedTuple):
     """Values to compare with: one number for `<`, `<=`, `>` and `>=`, or one or more alternatives for `=` and `!=`."""
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return whether a row with these values meets the condition: at least one value must meet it, or all values for `!=`."""
+        """Return whether a row with these values meets the condition: one of the values must meet it, or all of them for `!=`."""
         if order := ORDERS.get(self.operator):
             return any(order(found, self.given[0]) for value in values if (found := number(value)) is not None)
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if `values` lacks a value that the condition names, or has no number for `<`, `<=`, `>` or `>=`."""
+        """Raise ConfigError if a value that the condition names is not in `values`, or if `<` or `>` finds no number there."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):
@@ -97,7 +97,7 @@ def named(name: str, fields: Mapping[str, Field], option: str) -> str:
     """
     Return the full name of a field, given its full name or its last part. Raise ConfigError if `name` is unknown or ambiguous.
 
-    If several fields end in `name`, prefer fields with a column in the table, and measured figures to predicted figures.
+    If several fields end in `name`, prefer a field that has a column in the table, and prefer measured to predicted figures.
     """
     if name in fields:
         return name

@@ -71,7 +71,7 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 
 def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> list[list[Column]]:
     """
-    Split the columns of a table that is wider than `width` characters into several tables. Each begins with row numbers.
+    Split the columns of a table that is wider than `width` characters into several tables. Each table starts with row numbers.
 
     The first `keys` columns identify a row, so each table repeats them. If these columns fill more than 3/5 of the width, the
     column `label`, with short names of the rows, is repeated instead.

@@ -1,5 +1,4 @@
-"""
-Combine the overrides on the command line and the YAML files in `conf/` into one configuration with Hydra.
+"""Combine the overrides on the command line and the YAML files in `conf/` into one configuration with Hydra.
 
 This module calls Hydra's `Hydra` class directly. `@hydra.main` would swallow errors, and would create the run directory before
 the configuration is checked. Hydra's public compose API supports neither sweepers nor `--cfg` nor tab completion.
@@ -103,7 +102,7 @@ class Composer:
         return True
 
     def helped(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return the configuration and its section `hydra` for --help; None without --help or if the user changed its text."""
+        """Return the configuration and its section `hydra` for --help; None without --help or if `hydra.help` was customised."""
         if not self.args.help or self.args.hydra_help:
             return None
         mode = RunMode.MULTIRUN if self.args.multirun else RunMode.RUN
@@ -187,7 +186,7 @@ class Composer:
 
 
 def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
-    """Resolve the interpolations in a configuration and remove its section `hydra`. If `run_dir` is None, use `hydra.run.dir`."""
+    """Resolve the interpolations in a configuration and remove its section `hydra`. `run_dir` defaults to `hydra.run.dir`."""
     task = _task(config)
     if missing := sorted(OmegaConf.missing_keys(task)):
         raise ConfigError("these keys need a value (they are ??? in YAML): " + ", ".join(missing))
@@ -218,7 +217,7 @@ def _of_grid(config: DictConfig) -> list[str]:
 
 
 def typed(overrides: ListConfig) -> list[str]:
-    """Return recorded overrides without resolving interpolations: in `seed=1,2 steps=${seed}`, ${seed} differs between jobs."""
+    """Return Hydra's list of overrides as text. `${seed}` stays unresolved: in `seed=1,2 steps=${seed}`, it differs per job."""
     found: Any = OmegaConf.to_container(overrides, resolve=False)  # iterating would resolve ${seed} once for all jobs
     return [str(override) for override in found]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fit(experiment: Experiment, workers: int) -> None:
-    """Raise Incompatible with a list of all conflicts between settings, or between settings and the `workers` of each node."""
+    """Raise Incompatible if settings conflict with each other or with the number of `workers` per node; list all conflicts."""
     layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
     found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
@@ -87,7 +87,7 @@ def _remarks(experiment: Experiment) -> list[str]:
 
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
-    """Raise ConfigError if forward and backward gather a unit inside a recomputed block at different times: torch 2.13 fails."""
+    """Raise ConfigError if backward gathers a unit in a recomputed block at another time than forward. Torch 2.13 would fail."""
     from meshrunner.recipes.parallelism.wrap_policy import inside_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint

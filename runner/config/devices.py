@@ -15,7 +15,7 @@ from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the NVIDIA driver and the AMD driver."""
 CORES = "MESHRUNNER_CORES"
-"""Environment variable: the maximum number of CPU cores of a run if several runs share the node."""
+"""Environment variable that holds the maximum number of CPU cores of a run. A sweep sets it if several runs share the node."""
 CPU_WORKERS = 2
 """Default number of workers on a node without GPUs. A single worker would not communicate."""
 
@@ -26,7 +26,7 @@ class ExpectedDevices(NamedTuple):
     type: str
     """`cuda` or `cpu`."""
     hardware: GPU | CPU | None
-    """Configuration of the device, with the rates from which `plan` predicts the speed; None if the rates are unknown."""
+    """Option of the group `hardware` with the rates from which `plan` predicts the speed; None if the rates are unknown."""
     name: str
     memory_gib: float
     """Memory of one device in GiB. On a CPU: launch.host_memory_gib, or else the memory of the machine divided by `workers`."""
@@ -60,7 +60,7 @@ def visible_gpus() -> list[str]:
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use. `CORES` lowers it if several runs share the node."""
+    """Return the number of CPU cores that this process may use: its affinity, or less if the variable CORES says so."""
     own = len(os.sched_getaffinity(0))
     return min(own, int(os.environ.get(CORES, own)))
 
@@ -89,7 +89,7 @@ def expected_device_type(hardware: Hardware) -> str:
 
 
 def expected_devices(experiment: Experiment) -> ExpectedDevices:
-    """Return the devices for which to predict an experiment. With hardware=h200, this machine needs no H200."""
+    """Return the devices for which to predict an experiment. If hardware=h200, these are H200s even on a machine without one."""
     hardware, given = experiment.hardware, experiment.launch.workers
     if given != "auto":
         workers = given

@@ -92,7 +92,7 @@ class Sweep(Section):
     exclude: list[str]
     """Combinations to leave out. Each entry lists conditions: `activation_checkpoint=full micro_batch=8,16`."""
     baseline: str | None
-    """Setting of the baselines, such as `parallelism=fsdp1`. A row is compared with the row that differs only in this setting."""
+    """Setting of baselines, such as `parallelism=fsdp1`. A row is compared with a baseline that differs only in this setting."""
     repeat: Annotated[int, whole(at_most=1000)]
     """Number of runs per combination. All combinations run once before any is repeated. Repeats show the noise between runs."""
     seeds: Annotated[int, whole(at_most=1000)]
@@ -138,20 +138,20 @@ class Experiment(Recipe):
         Field(json_schema_extra=lambda schema: schema.update(enum=[*summary_keys()])),
         Affects.SWEEP,
     ]
-    """Key of summary.json whose value is optimised by a hydra/sweeper that searches. The default sweeper tries all values."""
+    """Key in summary.json of the value that a searching hydra/sweeper optimises. The default sweeper tries all combinations."""
 
     @property
     def profiled(self) -> ProfiledRun:
-        """Settings of the run that a profiler needs."""
+        """The run's settings on which a profiler depends, such as the number of steps."""
         return ProfiledRun(self.steps, self.measure_after, self.compile.compiles)
 
     def steps_between_read_outs(self, device_type: str) -> int:
-        """Return `log_every` with `auto` resolved. Reading metrics at every step would leave a GPU idle, but not a CPU."""
+        """Return `log_every`, or the default for this device type if `auto`. Reading at every step would leave a GPU idle."""
         return READ_OUT_EVERY[device_type] if self.log_every == "auto" else self.log_every
 
 
 def check(config: dict[str, Any]) -> Experiment:
-    """Build an Experiment. Check each key on its own. Raise ConfigError for wrong keys, NotImported for a missing class."""
+    """Build an Experiment. Raise ConfigError if a key or its value is wrong, or NotImported if an option's class is missing."""
     try:
         return Experiment.model_validate(config)
     except ValidationError as error:

@@ -35,7 +35,7 @@ class Efficiency(Section):
     memory: float = Field(gt=0, le=1)
     """Fraction of the memory bandwidth that elementwise operators reach."""
     contention: float = Field(ge=0, le=1)
-    """Slowdown of compute by communication: seconds that compute loses per second in which the two overlap."""
+    """Slowdown of compute by communication: seconds that compute loses in each second in which communication overlaps it."""
     kernel_s: float = Field(ge=0)
     """Fixed time per operator on the device, in seconds."""
     host_s: float = Field(ge=0)
@@ -82,7 +82,7 @@ class Hardware(Option):
     }
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
-        """Return the rates of a device: this option, or for hardware=auto the matching one in conf/hardware; None if unknown."""
+        """Return the option with a device's rates: this one, or if hardware=auto, the match in conf/hardware; None if unknown."""
         return self
 
     def peak_tflops(self, rate: str) -> float | None:
@@ -134,7 +134,7 @@ class CPU(Hardware):
 
     # Older run directories lack the following keys, so they need defaults.
     speed: CPUSpeed | None = None
-    """Rates that `plan` predicts speeds from; null: `plan` predicts no speed."""
+    """Rates from which `plan` predicts speeds; null: `plan` predicts no speed."""
     calibrated: Calibrated | None = None
     """Quality of the fit of `speed` by `meshrunner calibrate`; null: `speed` is not fitted."""
 

@@ -21,12 +21,12 @@ WITHOUT_EFFECT = {
 }
 """Variables that `launch.env` refuses because they would have no effect there, each mapped to the reason that users see."""
 OF_THE_LAUNCHER = ("MESHRUNNER_", "WANDB_", "HF_")
-"""Prefixes of variables that `launch.env` refuses because the launching process reads them too, such as paths of caches."""
+"""Prefixes of variables that `launch.env` refuses: it sets variables of workers, but the launching process reads these too."""
 THREADS = "OMP_NUM_THREADS"
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Names of the variable that configures torch's caching allocator: first the current name, then the older names."""
 ALLOCATOR_DEFAULT = "expandable_segments:True"
-"""Allocator setting if the user sets none. Segments that cannot grow leave gaps of reserved memory that fit no tensor."""
+"""Allocator setting if the user sets none. Segments that cannot grow leave gaps that are too small for the next tensor."""
 
 
 def as_text(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Find a sweep's executable runs and the checkpoint to resume a run from. Refuse settings that changed since the checkpoint."""
+"""Find the runs of a sweep that can be executed, and a run's checkpoint. Refuse settings that changed since the checkpoint."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def fit_continuing(
     """
     Return the experiment to execute and the checkpoint to resume from (None if the run starts at step 1).
 
-    A null `global_batch` takes the checkpoint's value. Raise Incompatible if settings conflict (see `fit`). Raise ConfigError if
-    no steps are left. Unless `force`, also raise ConfigError if settings that affect the result have changed.
+    If `global_batch` is null, it gets the checkpoint's value. Raise Incompatible if settings conflict (see `fit`). Raise
+    ConfigError if no steps are left or, unless `force`, if settings that affect the result have changed.
     """
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:

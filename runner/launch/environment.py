@@ -52,7 +52,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
 
 
 def apply_allocator_settings() -> None:
-    """Pass the environment's allocator settings to torch, which may not have read them. Raise ConfigError if they are invalid."""
+    """Pass allocator variables to torch, which may have been imported before they existed. Raise ConfigError if invalid."""
     import torch
 
     name, settings = launch_env.allocator_setting(os.environ)
@@ -82,7 +82,7 @@ def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dic
 
 
 def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
-    """Return the values that replace `auto` or null, keyed by configuration key. `experiment` must come from `Experiment.on`."""
+    """Return the values that replace `auto` or null, one per configuration key. `experiment` comes from `Experiment.on`."""
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, devices.workers)
     kind = experiment.hardware.kind
     return {

@@ -35,7 +35,7 @@ _executions = count()
 
 def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> tuple[Outcome, Summary | None]:
     """
-    Execute a run directory and record the run's outcome. Return the outcome and the summary (None except on the first node).
+    Execute a run directory and record the run's outcome. Return the outcome and the summary (only the first node has one).
     Raise ConfigError for wrong settings, and AlreadyRunning if another process executes the run. If `force`, resume even if
     settings that affect the result have changed since the checkpoint.
     """
@@ -124,7 +124,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
 
 
 def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]:
-    """Call `run` and return its outcome. If `run` raises, return an outcome and the exception, which the caller raises later."""
+    """Call `run` and return (its outcome, None). If `run` raises, return (outcome `failed` or `interrupted`, the exception)."""
     try:
         return run(), None
     except Interrupted as error:

@@ -132,7 +132,7 @@ class Peers:
         return own
 
     def wait_for_first_node(self) -> None:
-        """Wait until the first node has finished or is lost, because srun would kill the first node's task if this one exited."""
+        """Wait until the first node is finished or lost. If this task exited before, srun would kill the first node's task."""
         self._read_peers()
         deadline = time.monotonic() + NODE_LOST_S  # the first node may never have started
         while not self.seen[0][0].gone if 0 in self.seen else time.monotonic() < deadline:

@@ -18,7 +18,7 @@ COLLATERAL = re.compile(
     r"NCCL.*(abort|remote)|Failed to recv|Socket|Watchdog caught collective operation timeout",
     re.IGNORECASE,
 )
-"""Pattern of errors of a rank that lost its connection to another rank. Such a failure is collateral, not the first cause."""
+"""Pattern of errors of a rank that lost its connection to another rank. The error is collateral: the other rank failed first."""
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 MACHINE = Path("/proc/vmstat")
@@ -62,8 +62,8 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
     """
     Return the outcome of a failed run, with the rank that failed first. `codes` maps failed ranks to exit codes.
 
-    A rank killed by a signal other than SIGABRT counts as the first. Otherwise, the first is a rank whose failure was not caused
-    by another rank. Among several such ranks, the earliest error decides.
+    The rank that failed first is one that was killed by a signal other than SIGABRT. If there is none, it is a rank whose failure
+    was not caused by another rank. If there are several such ranks, it is the rank with the earliest error.
     """
     errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
@@ -95,7 +95,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
 
 
 def _aborted(run_dir: Path, rank: int) -> RankError:
-    """Return the C++ exception in a rank's log that aborted the rank, often in NCCL's watchdog; without one, an empty record."""
+    """Return the C++ exception that aborted a rank (often in NCCL's watchdog), from its log; an empty record if there is none."""
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):
         return RankError()
@@ -123,7 +123,7 @@ def oom_kills() -> int:
 
 
 def _cgroup_files() -> Iterator[Path]:
-    """Yield files that may count out-of-memory kills: this cgroup's, then its parents'. A container may have only the root's."""
+    """Yield the files of this cgroup and of its parents that may count out-of-memory kills. Containers may show only the root."""
     with suppress(OSError):
         for line in MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -33,7 +33,7 @@ class Preemption:
     """A context manager that detects stop requests. In a SLURM job, it handles the signals STOP_REQUESTS inside the context."""
 
     def __init__(self, run_dir: Path, *, saves: bool = False, stopping: str = "saving a checkpoint") -> None:
-        """Prepare for a run. `saves`: whether the run saves checkpoints. `stopping`: text to print at the first Ctrl-C."""
+        """Prepare to watch a run. `saves`: whether the run saves checkpoints. `stopping`: text to print at the first Ctrl-C."""
         self.request = run_dir / STOP_REQUEST
         self.saves = saves
         self.stopping = stopping

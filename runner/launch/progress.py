@@ -26,7 +26,7 @@ PROGRESS = ("state", "step", "last WPS", "memory", "left")
 YIELDING = ("last WPS", "median WPS", "memory")
 """Columns that `run_table` omits on a narrow terminal: first `memory`, then `median WPS`, then `last WPS`."""
 NAME_ROOM, SHORTEST_NAME = 20, 8
-"""Characters for run names: `run_table` omits columns until names get NAME_ROOM. Names never get fewer than SHORTEST_NAME."""
+"""Widths of run names in characters: `run_table` omits columns to reach NAME_ROOM, and never goes below SHORTEST_NAME."""
 LEAVING = ("norm", "mfu", "memory", "loss")
 """Parts of a run's live line that are omitted on a narrow terminal, in this order."""
 SPINNER = 2
@@ -143,7 +143,7 @@ def memory_text(row: Mapping[str, float | None]) -> str:
 
 
 def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
-    """Return a table with one line per run. To fit `width`, shorten the YIELDING columns, then omit them, then cut names."""
+    """Return a table with one line per run. To fit `width`, shorten YIELDING columns, then omit these columns, then cut names."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -174,7 +174,7 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
-    """Return a run's cells for all columns of PROGRESS but `state`. `rows`: the run's newest rows; `steps`: an int if known."""
+    """Return the cells of a run for the columns of PROGRESS after `state`, given its number of `steps` and its newest `rows`."""
     if not rows:
         return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
     last, times = rows[-1], [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]

@@ -35,7 +35,7 @@ STOPPED_EARLY = 75
 
 
 def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: dict[str, str], path: list[str]) -> None:
-    """Run a worker process. Set sys.path to `path` before unpickling `experiment`, which may import the user's classes."""
+    """Run a worker process. Set sys.path to `path` first, because unpickling `experiment` may import the user's classes."""
     folder = Path(run_dir)
     forkserver.enter(rank_log(folder, context.rank), environment, path)
     try:

@@ -1,7 +1,7 @@
 """Start the workers of a run on this node and wait until they end. The launcher does not import torch.
 
 torch elastic is not used, because it reports the wrong cause of a failure. If a rank runs out of memory, the collectives of the
-other ranks fail with "connection closed by peer". torch elastic would report this network error.
+other ranks fail with "connection closed by peer". torch elastic would report this network error instead of the lack of memory.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
 
 
 def _terminate(processes: list[BaseProcess]) -> None:
-    """Stop the processes that still run, and wait for their end. Signal them by id, because the forkserver may be gone."""
+    """Stop all running processes and wait for their end. Signal each by process id, because the forkserver may have ended."""
     for name in (forkserver.END_SIGNAL, signal.SIGKILL):
         for process in processes:
             if process.pid is not None and _exists(process):

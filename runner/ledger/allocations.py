@@ -1,7 +1,7 @@
-"""
-Keep a history of the memory allocations of tensors, and compute memory peaks from it.
+"""Keep a history of the memory allocations of tensors, and compute memory peaks from it.
 
-A *phase* is a part of a step, such as backward of block 3. A *moment* is the number of allocations and releases so far.
+A *phase* is a part of a step, such as backward of block 3. A *moment* is a point in time, given as the number of allocations and
+releases up to it. The *ledger* (`MemoryLedger`) is the object that records the history.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CATEGORIES = (
 PERSISTENT = ("parameters", "gradients", "optimizer")
 """Categories of memory that outlives a step. Such memory counts as held from moment 0 if it existed before the ledger."""
 UNKNOWN = ("activations", "temporary")
-"""Categories guessed from the phase of an allocation. Later use of the memory may show a better one, such as `communication`."""
+"""Categories that are guessed when memory is allocated. Later use of the memory may show that it belongs to another."""
 
 START = "start"
 """Part of a run before the first step, in which the model is built, sharded and initialised."""
@@ -36,7 +36,7 @@ PARTS = (START, "forward", "loss", "backward", END, "update", "optimizer")
 
 
 class Phase(NamedTuple):
-    """A part of a step, or one block's share of the part: forward and backward have a phase for each block of the network."""
+    """A part of a step. Forward and backward are divided further: each block of the network has its own phase in them."""
 
     step: int
     """Number of the step, counted from 0. It is -1 before the first step."""
@@ -80,7 +80,7 @@ class Allocation:
 
 
 class PeakMemory(NamedTuple):
-    """Bytes held at the moment of the highest total: the total, and the share of each category."""
+    """Bytes held at the moment when most bytes are held: the total, and the bytes of each category."""
 
     total: int
     by_category: dict[str, int]

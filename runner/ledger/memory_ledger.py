@@ -1,5 +1,4 @@
-"""
-Track every tensor storage from allocation to release, with its category and the phase (part of a step) of its allocation.
+"""Track every tensor storage from allocation to release, with its category and the phase (part of a step) of its allocation.
 
     with MemoryLedger() as ledger:
         ...
@@ -25,7 +24,7 @@ from meshrunner.runner.ledger.allocations import PERSISTENT, START, UNKNOWN, All
 from meshrunner.runner.ledger.phases import Phases
 
 SPLIT = torch.ops.aten.split.Tensor
-"""The only operator that uses gloo's copies: gloo's reduce-scatter copies its input and splits the copy."""
+"""The operator that reveals gloo's internal copies: gloo's reduce-scatter copies its input, and only `split` uses the copy."""
 BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_gather_copy_in", "fsdp::chunk_cat")
 """Operators of FSDP whose arguments and results are buffers for communication."""
 
@@ -46,12 +45,12 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
 
     Memory that an operator or a collective allocates internally is not tracked. A tensor created in another thread is tracked
     from its first use in the ledger's thread. Gloo's reduce-scatter copies its input and frees the copy at a time that varies
-    from run to run. The ledger ignores these copies: it takes an untracked storage for a copy if a split uses it first.
+    from run to run. The ledger ignores these copies. It recognises a copy as an untracked storage that `split` uses first.
 
     **Compiled code is not tracked**: inductor's allocations bypass dispatch modes, and dynamo does not compile while a mode is
     active.
 
-    The ledger may be exited and re-entered. While it is exited, only releases are tracked. Parameters, gradients and
+    The ledger may be exited and re-entered. Between exit and re-entry, it tracks only releases. Parameters, gradients and
     optimizer state that existed before the ledger are tracked from the ledger's beginning. Any other storage that existed before
     the ledger is tracked from its first use.
     """
@@ -117,7 +116,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         """Do nothing. A subclass can log the operator here. The ledger has tracked the operator's results before this call."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
-        """Whether to track a storage. A storage inside a tracked one, such as a tensor in a memory pool, must not count again."""
+        """Whether to track a storage. The memory of a storage inside a tracked storage (a memory pool) is counted already."""
         if storage.device.type != "cpu":  # DTensor propagates shapes on meta
             return False
         if storage.resizable():

@@ -24,7 +24,7 @@ MATMUL_SIZE, MATMUL_REPEATS = 1024, 12
 
 
 class HostDevice:
-    """Measurement of a CPU, whose operators finish before they return: the host's clock, and peak resident set size (VmHWM)."""
+    """Measurement on a CPU: time by the host's clock, because operators are synchronous, and peak resident set size (VmHWM)."""
 
     keys: tuple[str, ...] = ("memory/peak_rss_gib",)
     """Keys, in events.jsonl, of the memory figures that a rank measures."""
@@ -65,7 +65,7 @@ class HostDevice:
 
 
 class CudaDevice(HostDevice):
-    """Measurement of a GPU: time by CUDA events on the current stream, and the caching allocator's memory peaks."""
+    """Measurement on a GPU: time by CUDA events on the current stream, and the caching allocator's memory peaks."""
 
     keys = ("memory/peak_active_gib", "memory/peak_reserved_gib", "memory/alloc_retries", *HostDevice.keys)
 
@@ -105,7 +105,7 @@ def device_of(device: torch.device) -> HostDevice:
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return the device's peak FLOP/s in the compute dtype (or None), and entries of summary.json. All CPU ranks must call it."""
+    """Return the device's peak FLOP/s in the compute dtype (or None), and entries of summary.json. CPU ranks call it together."""
     rate = experiment.precision.compute
     if device.type == "cuda":
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":

@@ -1,9 +1,9 @@
 """Defines the meter, which measures every training step on every rank. Rank 0 appends a row per step to `events.jsonl`.
 
-A step's loss and other metrics stay on the device at first. Every `log_every` steps, the meter copies the metrics of the latest
-steps to the host. Only this reading waits for the device. Then the ranks exchange their measurements, and rank 0 writes the rows.
-WPS (tokens per second) includes the time that readings take, but step times exclude it. WPS excludes the time for saving
-checkpoints (see `perf/checkpoint_time_s`) and for starting and stopping the profiler.
+A step's loss and other metrics stay on the device at first. Every `log_every` steps, a reading copies the metrics of the latest
+steps to the host. Only a reading waits for the device. Then the ranks exchange their measurements, and rank 0 writes the rows.
+WPS (tokens per second) includes the time for readings, but step times do not. WPS excludes the time for saving checkpoints (see
+`perf/checkpoint_time_s`) and for starting and stopping the profiler.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from meshrunner.runner.rundir import Summary, add_layout
 from meshrunner.runner.rundir.files import EVENTS, SUMMARY
 
 COLLECT_EVERY = 50
-"""Steps between two runs of Python's garbage collector. Its automatic runs are disabled during training."""
+"""Steps between two runs of Python's garbage collector. Automatic runs of the collector are disabled during training."""
 
 
 class RunMeter:
@@ -174,7 +174,7 @@ class RunMeter:
 
     @contextmanager
     def _not_counted(self) -> Iterator[None]:
-        """Exclude the time spent in the context from WPS. If the device were still busy with a step, WPS would be too high."""
+        """Exclude the time spent in this context from WPS. If the device works on a step in this time, WPS is too high."""
         since = time.perf_counter()
         yield
         self.window_begin += time.perf_counter() - since
@@ -184,7 +184,7 @@ class RunMeter:
         self.begin, self.cpu_begin = self.device.stamp(), time.process_time()
 
     def _begin_measuring(self) -> None:
-        """Add the memory peaks of the start-up to summary.json, and reset them, so that later peaks cover only measured steps."""
+        """Write the memory peaks of the start-up to summary.json and reset them. Later peaks then cover only measured steps."""
         peaks = merge_ranks(self.device.keys, self._gather(self.device.peaks()))
         self._add_to_summary({k.replace("memory/", "memory/startup_"): peaks[k] for k in peaks if "_gib" in k})
         self.device.reset_peaks()
@@ -203,7 +203,7 @@ class RunMeter:
             (Summary.read(path) | facts).write(path)
 
     def _gather(self, values: list[float]) -> Tensor:
-        """Return the values of all ranks as an fp64 tensor [ranks, values] in host memory."""
+        """Gather `values` from all ranks. Return them as an fp64 tensor [ranks, values] in host memory."""
         mine = torch.tensor(values, dtype=torch.float64)
         everyone = [torch.empty_like(mine) for _ in range(self.context.world_size)]
         dist.all_gather(everyone, mine)
@@ -236,7 +236,7 @@ class RunMeter:
         self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
     def _on_host(self, steps: list[Step]) -> tuple[list[float], list[float], list[list[float]]]:
-        """Return losses, gradient norms and values of `Network.observe`, per step. Only this method waits for the device."""
+        """Wait for the device. Return three lists with an item per step: loss, gradient norm and values of `Network.observe`."""
         on_device = [(step.loss, step.grad_norm, *step.observed.values()) for step in steps]
         found = torch.stack([value.float() for values in on_device for value in values]).view(len(steps), -1).tolist()
         return [each[0] for each in found], [each[1] for each in found], [each[2:] for each in found]
@@ -263,12 +263,12 @@ class RunMeter:
 
 
 def recompile_reasons() -> list[str]:
-    """Return a text for each recompilation so far, oldest first. It names the function and the guard that failed."""
+    """Return one text per recompilation so far, oldest first. The text names the recompiled function and the failed guard."""
     return [f"{each.co_name}: {each.recompile_reason}" for each in get_compilation_metrics() if each.recompile_reason]
 
 
 def compile_facts() -> dict[str, Any]:
-    """Return the entries of summary.json about compilation."""
+    """Return the entries of summary.json about compilation, such as `compile/graph_breaks`."""
     return {
         "compile/graphs": counters["stats"]["unique_graphs"],
         "compile/graph_breaks": dict(counters["graph_break"]),

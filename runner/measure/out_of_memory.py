@@ -60,7 +60,7 @@ def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
 
 
 def _amount(message: str) -> str:
-    """Return `: tried to allocate 2.00 GiB`. If torch's message names no amount, return the line that reports the failure."""
+    """Return `: tried to allocate 2.00 GiB` or, if `message` names no amount, the line of `message` that reports the failure."""
     if found := ON_CPU.search(message):
         return f": tried to allocate {int(found[1]) / GIB:.2f} GiB" if found[1] else ""
     if found := ASKED.search(message):
@@ -72,7 +72,7 @@ def _amount(message: str) -> str:
 
 
 def _part(chain: list[BaseException]) -> str:
-    """Return the work during which memory ran out, such as `forward of layers.1`, `backward` or a value of PARTS, or else ""."""
+    """Return the work during which memory ran out, such as `forward of layers.1` or `backward`. Return "" if it is unknown."""
     from torch import nn  # not at the top, because the launcher also imports this module
 
     frames = [frame for error in chain for frame, _ in walk_tb(error.__traceback__)]
@@ -89,7 +89,7 @@ def _part(chain: list[BaseException]) -> str:
 
 
 def _name(modules: list[nn.Module]) -> str:
-    """Return the name of the innermost module, such as `layers.1`, without names of wrappers. It is "" for the model itself."""
+    """Return the innermost module's name without names of wrappers, such as `layers.1`. The name of the whole model is ""."""
     from meshrunner.recipes.model.init_weights import clean_name
 
     names = {id(module): clean_name(name) for name, module in modules[0].named_modules()}

@@ -1,4 +1,4 @@
-"""Computes figures, such as `perf/wps`, from the ranks' measurements: a row per step, and lists with a value per rank."""
+"""Computes figures (values such as `perf/wps`) of a run: a row of figures per step, and for summary.json a value per rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from meshrunner.runner.figures import FIGURES, by_rank, figure_of
 
 RANK_KEYS = ("train/loss", "perf/step_time_s", "perf/data_time_s", "perf/cpu_time_s", "perf/compile_time_s")
-"""Keys of the figures that every rank measures in a step, in the order in which their values are gathered."""
+"""Keys of the figures that every rank measures in every step. A tensor dimension RANK_KEYS has a value per key, in this order."""
 STATISTICS = {figure.key: figure.over_ranks for figure in FIGURES}
 OVER_RANKS: dict[str, Callable[[Tensor], Tensor]] = {"mean": Tensor.mean, "max": Tensor.max, "sum": Tensor.sum}
 
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass
 class Rows:
-    """Converter of measurements to rows for one attempt (one start or resumption of a run)."""
+    """Converter of measurements to rows (the figures of one step each) for one attempt (a start or resumption of a run)."""
 
     attempt: int
     world_size: int
@@ -52,16 +52,16 @@ class Rows:
     peak: float | None
     """Peak FLOP/s of a device; None if unknown."""
     tokens: int
-    """Tokens trained on up to the last row, including those of earlier attempts."""
+    """Number of tokens trained on up to the last row, including the tokens of earlier attempts."""
 
     def of(
         self, steps: list[Step], norms: list[float], ranks: Tensor, *, window: float, times: list[float]
     ) -> list[dict[str, Any]]:
         """
-        Return the rows of the steps between two readings of metrics, without memory figures.
+        Return one row per step for the steps between two readings of metrics. The rows contain no memory figures.
 
-        `window` is the number of seconds between the readings. Each step gets a share in proportion to its step time, and
-        WPS = tokens of the step / (the step's share of `window` x devices). WPS therefore includes the time of readings.
+        `window` is the number of seconds between the readings. Each step gets a share of `window` in proportion to its step time.
+        WPS = tokens of the step / (this share x devices), so WPS includes the time for readings.
         MFU = WPS x FLOPs per token / peak FLOP/s of the device. `ranks` has the shape [ranks, steps, RANK_KEYS + values of
         `Network.observe`]. `times` holds the Unix time at which the device completed each step.
         """
@@ -94,12 +94,12 @@ class Rows:
 
 
 def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
-    """Reduce `ranks`, a tensor [ranks, keys], to one value per key: by `Figure.over_ranks` or, if it is unset, the mean."""
+    """Reduce the tensor `ranks` [ranks, keys] to one value per key: the statistic `Figure.over_ranks` or, if unset, the mean."""
     return {key: OVER_RANKS[STATISTICS.get(key) or "mean"](ranks[:, i]).item() for i, key in enumerate(keys)}
 
 
 class ByRank:
-    """Sums over the measured steps of each rank's loss and times (RANK_KEYS). Only rank 0 computes these sums."""
+    """Sums of each rank's loss and times (RANK_KEYS) over the steps passed to `add`. Only rank 0 computes these sums."""
 
     def __init__(self, world_size: int) -> None:
         self.sums = torch.zeros(world_size, len(RANK_KEYS), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Finds the activations that each block keeps for backward, with and without recomputation. `show` prints them."""
+"""Finds the activations that each block keeps for backward, with and without recomputation. The command `show` prints them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshrunner.runner.predict.trace.depth import blocks_may_differ
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 MOST_BLOCKS = 64
-"""Maximum number of blocks of a model that must be traced whole. Tracing this many blocks takes a few seconds."""
+"""Maximum number of blocks that are traced if a model cannot be shortened. Tracing this many blocks takes a few seconds."""
 
 
 class KeptActivations(NamedTuple):
@@ -25,7 +25,7 @@ class KeptActivations(NamedTuple):
     nbytes: int
     """Bytes of these activations on one device. Unsharded parameters do not count."""
     operators: dict[str, tuple[int, int]]
-    """Numbers of results (kept, allocated), keyed by operator, such as `mm`. Operators without a kept result are left out."""
+    """Numbers of kept results and of all results, keyed by operator, such as `mm`. Operators that keep no result are absent."""
 
 
 class BlockKind(NamedTuple):
@@ -81,15 +81,15 @@ def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
 
 
 def largest_block_bytes(trace: Trace) -> int | None:
-    """Return the most bytes that one block's kept activations and output take, or None if the whole model is compiled."""
+    """Return the bytes that the largest block keeps for backward, with its output, or None if the whole model is compiled."""
     return max((sum(each.nbytes for each in alive) for _, alive in _made_in_forward(trace).values()), default=None)
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
     """
-    Return the model with only its first blocks, which include a block of each class in `classes`.
+    Return the model with only its first blocks, among them a block of each class in `classes`.
 
-    If the model cannot be shortened, return it whole. If it then has more than MOST_BLOCKS blocks, raise ConfigError.
+    If the model cannot be shortened, return it whole, or raise ConfigError if it has more than MOST_BLOCKS blocks.
     """
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
@@ -103,7 +103,7 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
 
 
 def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[Allocation]]]:
-    """Return two lists per block: its allocations in the last step's first forward, and the subset held when backward begins."""
+    """Return two lists per block: its allocations in the last step's first forward, and those still held when backward begins."""
     last, ledger = trace.last_step, trace.ledger
     in_backward = (each.allocated_at for each in ledger.allocations if each.phase[:2] == (last, "backward"))
     backward = next(in_backward, ledger.now)

@@ -1,4 +1,4 @@
-"""Defines the forecast of a run: the verdict (whether it fits) with a reason, and figures (predicted values)."""
+"""Defines the forecast of a run: the verdict (whether the run fits its devices) with a reason, and predicted memory and speed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """Predicted memory of one device. In the JSON, each key is `memory/` followed by a field's name, as in `memory/phase`."""
+    """Predicted memory of one device. Its keys in a forecast's JSON are `memory/` and a field's name, such as `memory/phase`."""
 
     peak_active_gib: float
     """Peak of active memory (memory that tensors use) within a step."""
@@ -47,7 +47,7 @@ class MemoryForecast:
     peak_reserved_pct: float | None
     """`peak_reserved_gib` as a share of the device's memory, in percent."""
     alloc_retries: int | None
-    """Number of cache flushes with which the allocator stays within the device's memory. None if no allocator is modelled."""
+    """Number of times the allocator flushes its cache to stay within the device's memory. None if no allocator is modelled."""
     startup_gib: float
     """Peak of active memory before the first step."""
     phase: str
@@ -55,14 +55,14 @@ class MemoryForecast:
     by_category_gib: dict[str, float]
     """Memory at the peak of active memory, keyed by category, such as `gradients`. The values add up to `peak_active_gib`."""
     block_gib: float | None
-    """Activations that the largest block keeps for backward, with its output. None if the whole model is compiled."""
+    """Activations that the largest block keeps for backward, including its output. None if the whole model is compiled."""
     error_pct: float
     """Bound on the relative error of the predicted peak, in percent (see docs/measurements/plan.md)."""
 
 
 @dataclass(frozen=True)
 class SpeedForecast:
-    """Predicted speed of the run. In the JSON, each key is `perf/` followed by a field's name, as in `perf/wps`."""
+    """Predicted speed of the run. Its keys in a forecast's JSON are `perf/` and a field's name, such as `perf/wps`."""
 
     wps: float
     """Tokens ("words") per second per device."""
@@ -76,7 +76,7 @@ class SpeedForecast:
     calibrated: bool
     """Whether the device's rates were fitted to measured runs (calibrated)."""
     error_pct: float
-    """Largest known error of predicted speeds in percent: in the calibration runs or, if not calibrated, in published runs."""
+    """Largest error of predicted speeds, in percent. Its source is the calibration runs or, if uncalibrated, published runs."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Forecast:
     """Memory over time within the last traced step, for a chart. None if the caller did not request it."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object. It has the same keys for every run, because values that are unknown are null."""
+        """Return a JSON object. It has the same keys for every run: unknown values are null."""
         return {
             "verdict": self.verdict.answer,
             "reason": self.verdict.reason,
@@ -107,10 +107,10 @@ class Forecast:
 
 def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], bool]) -> Answer:
     """
-    Judge whether a run fits in `capacity` bytes. The run uses `needed` bytes if memory is unlimited.
+    Judge whether a run fits in `capacity` bytes. The run is predicted to use `needed` bytes if memory is unlimited.
 
-    A run fits if it completes in (1 - `error`) x `capacity` bytes, and is borderline if it completes only in (1 + `error`) x
-    `capacity` bytes. `runs_in(nbytes)` returns whether the run completes in `nbytes` bytes.
+    `error` bounds the relative error of predictions. A run fits if it completes in (1 - `error`) x `capacity` bytes, and is
+    borderline if it completes only in (1 + `error`) x `capacity`. `runs_in(nbytes)` returns whether it completes in `nbytes`.
     """
     if needed <= capacity * (1 - error) or runs_in(round(capacity * (1 - error))):
         return FITS
@@ -121,7 +121,7 @@ def explain(
     kind: str, needed: int, capacity: int, device: str, by_category: Mapping[str, int], flushes: int | None = None
 ) -> str:
     """
-    Return a sentence that compares the needed memory with the capacity.
+    Return a sentence that compares the needed memory of one kind, such as `reserved`, with the capacity.
 
     `by_category` is empty if the categories are unknown. `flushes` is the number of cache flushes with which the run completes in
     `capacity` bytes, or None if it does not complete.

@@ -37,7 +37,7 @@ NOT_IN_TIME = Predicted(None, "the time limit for predictions was reached")
 def predict_all(
     configs: Sequence[dict[str, Any]], *, active_only: bool, within_s: float | None = None
 ) -> list[Predicted]:
-    """Predict runs that passed `fit`, for at most `within_s` seconds in total. Return NOT_IN_TIME for the remaining runs."""
+    """Predict runs whose settings passed `fit`. After `within_s` seconds in total, return NOT_IN_TIME for all other runs."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers = iter(range(len(configs)))
@@ -92,7 +92,6 @@ def _start(number: int, active_only: bool) -> tuple[Connection, BaseProcess]:
 
 
 def _answer(connection: Connection, active_only: bool, log: Path, environment: dict[str, str], path: list[str]) -> None:
-    """Predict one configuration after another until this process is killed."""
     forkserver.enter(log, environment, path)
     while True:
         connection.send(_predicted(connection.recv(), active_only))

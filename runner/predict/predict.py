@@ -1,8 +1,8 @@
 """
 Predicts one run: whether it fits, how much memory it holds at its peak, and how fast it is.
 
-For a GPU, the trace is replayed through a model of the caching allocator. The run fits if its reserved memory, which includes the
-allocator's cache, fits. For a CPU, or with `active_only`, only active memory (memory that tensors hold) must fit.
+For a GPU, the trace is replayed through a model of the caching allocator. The run fits if the GPU has room for the
+reserved memory (tensors and the allocator's cache). For a CPU, or with `active_only`, the active memory (tensors) must fit.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from meshrunner.runner.predict.trace.tracer import Trace
 from meshrunner.runner.predict.workload import Workload, trace_run
 
 ACTIVE_ERROR_PCT = 2.0
+"""Bound on the error of the predicted peak of active memory, in percent (from docs/measurements/plan.md)."""
 RESERVED_ERROR_PCT = 8.0
-"""Bounds on the errors of predicted memory peaks, active and reserved, in percent (from docs/measurements/plan.md)."""
+"""Bound on the error of the predicted peak of reserved memory, in percent (from docs/measurements/plan.md)."""
 
 
 def predict(
     experiment: Experiment, device: ExpectedDevices, *, active_only: bool = False, with_timeline: bool = False
 ) -> Forecast:
     """
-    Predict a run that passed `fit`. Raise the exception of a user's own class, unless only the meta device causes it.
+    Predict a run whose settings passed `fit`. Let exceptions of user classes through, unless only the meta device causes them.
 
     `active_only` predicts active memory but not reserved memory. This is faster, because two models with fewer blocks are traced
-    if possible. `with_timeline` adds memory over time to the forecast. The model is then always traced with all its blocks.
+    if possible. `with_timeline` adds memory over time to the forecast, and the model is then always traced with all its blocks.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():
@@ -113,7 +114,7 @@ def _reserved_memory(
     expandable: bool,
     record_points: bool,
 ) -> tuple[Verdict, MemoryForecast, Replayed]:
-    """Judge a run by the memory that the allocator reserves. If `hardware` is None, streams are assumed to finish at once."""
+    """Judge a run by the memory that the allocator reserves. If `hardware` is None, all work is assumed to finish at once."""
 
     def replay_within(nbytes: int | None) -> Replayed:
         clock = InstantClock() if hardware is None else workload.clock(hardware)

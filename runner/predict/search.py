@@ -15,7 +15,7 @@ from meshrunner.runner.predict.forecast import FITS, NOT_PLANNED, Forecast
 MOST = 2**16
 """Largest value that the search tries."""
 SCANNED = 2**12
-"""Maximum number of consecutive values that are checked until one is allowed for the key."""
+"""Maximum number of consecutive values that the search checks to find one that is allowed for the key."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_dept
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 ERROR_PCT = 7.0
-"""Error in percent of tokens per second predicted without calibration: the largest error in docs/measurements/plan.md."""
+"""Error of a speed that is predicted without calibration, in percent: the largest error in docs/measurements/plan.md."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Workload:
     skipped_micro_batches: int
     """Number of micro batches per step that were not traced. `step_time` includes an estimate of their time."""
     events: tuple[EventLog, ...]
-    """The event log of the full-depth model, or the event logs of the two shallow models in `depths`."""
+    """One event log if the full-depth model was traced, or two if two shallow models (with fewer blocks) were traced instead."""
     depths: Depths | None
-    """Numbers of blocks of the two shallow models that were traced, or None if the full-depth model was traced."""
+    """Numbers of blocks in the two shallow models; None if the full-depth model was traced."""
 
     @property
     def fp32_rate(self) -> Fp32Rate:
@@ -75,7 +75,7 @@ class Workload:
 
 
 def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool) -> tuple[Workload, tuple[Trace, ...]]:
-    """Trace the full-depth model or, if `shallow` is true and `shallow_depths` allows it, the model at two shallow depths."""
+    """Trace the model or, if `shallow` is true and `shallow_depths` returns depths, two copies of the model with fewer blocks."""
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
     recipes = [experiment] if depths is None else [at_depth(experiment, each) for each in depths[:2]]
@@ -87,7 +87,7 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """Trace a run for its step time only. The result has no memory events, so `step_time` is fast."""
+    """Trace a run only to predict its step time. Events about memory are dropped, so that `step_time` is fast."""
     workload, _ = trace_run(experiment.on(device.type), device, shallow=True)
     timed: list[EventLog] = [
         [event for event in events if not isinstance(event, Allocated | Freed | UsedByStream)]
@@ -97,7 +97,7 @@ def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
 
 
 def _at_full_depth(depths: Depths, shallow: StepTime, deeper: StepTime) -> StepTime:
-    """Extrapolate the step time to the full depth. Step time is linear in the number of blocks."""
+    """Extrapolate the step times of two shallow models to the full depth. Step time is linear in the number of blocks."""
     blocks = (depths.full - depths.deeper) / (depths.deeper - depths.shallow)
 
     def line(first: float, second: float) -> float:

@@ -21,7 +21,7 @@ def bind_to_gpu(local_rank: int, workers: int) -> None:
 
 
 def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> set[int]:
-    """Return the CPUs in `allowed` close to GPU `bus_ids[local_rank]`, or an empty set if its worker should not be bound."""
+    """Return the CPUs in `allowed` close to GPU `bus_ids[local_rank]`, or an empty set if the worker should not be bound."""
     near = [cpus_near(bus_id) & allowed for bus_id in bus_ids]
     own = near[local_rank]
     # Binding has no effect if all allowed CPUs are close. Each worker that shares the close CPUs needs FEWEST_CORES of them.

@@ -41,11 +41,11 @@ PRELOAD = [
 
 context = multiprocessing.get_context("forkserver")
 _variables: Mapping[str, str] | None = None
-"""Environment variables with which the forkserver was started, in addition to the command's; None before the start."""
+"""Environment variables that `warm` set for the forkserver only; None if the forkserver has not been started."""
 END_SIGNAL = signal.SIGUSR2  # not SIGTERM: SLURM sends SIGTERM to every process, and only the launcher may react
 """Signal that makes a child process write its Python stack to its log and then end."""
 LONGEST = 40
-"""Maximum bytes in the path of the directory that holds `temporary_folder`. The path of a socket is limited to 107 bytes."""
+"""Maximum bytes in the path of the directory that contains `temporary_folder`, because a socket's path may have 107 bytes."""
 
 
 def warm(variables: Mapping[str, str] | None = None) -> None:
@@ -89,7 +89,7 @@ def temporary_folder() -> str:
     """
     Return the folder for the forkserver's socket and other temporary files. Raise ConfigError if no folder can be created.
 
-    The first call creates the folder. The command removes the folder on exit, or the forkserver does if the command is killed.
+    The first call creates the folder. The command removes the folder on exit. If the command is killed, the forkserver does.
     """
     # multiprocessing would choose a folder in TMPDIR even if the path is too long for a socket.
     settings: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
@@ -129,9 +129,9 @@ def exit_now(code: int) -> NoReturn:
 
 def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     """
-    Set up this child process: append its output to `log`, ignore Ctrl-C, and have it killed when the launcher ends.
+    Set up this child process: append its output to `log`, ignore Ctrl-C, and let the kernel kill it when the launcher ends.
 
-    Set os.environ to `environment` and sys.path to `path`, because a child inherits both from the forkserver, not the launcher.
+    Set os.environ to `environment` and sys.path to `path`, because the forkserver, not the launcher, started this process.
     """
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -1,6 +1,6 @@
 """Chooses the network interface that gloo uses in a run on several nodes.
 
-By default, a rank tells the other ranks the address that its host name resolves to. On Debian this address is 127.0.1.1, and
+By default, gloo tells other ranks the address that its rank's host name resolves to. On Debian this address is 127.0.1.1, and
 a rank that connects to 127.0.1.1 reaches its own node.
 """
 
@@ -21,7 +21,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
     """
     Return the name of an interface for gloo, or None if NCCL_SOCKET_IFNAME allows no interface.
 
-    The first choice is the interface with the route to the host `master`. The host `master` itself has none if its name
+    The first choice is the interface with the route to the host `master`. There is none on `master` itself if its own name
     resolves to 127.0.1.1. The second choice is the interface of the default route, and the third is any allowed interface.
     """
     wanted = environment.get("NCCL_SOCKET_IFNAME", "")
@@ -35,7 +35,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
 
 
 def allows(wanted: str, name: str) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME=`wanted` allows an interface. `eth` is a prefix, `=eth0` a name; `^` excludes."""
+    """Return whether NCCL_SOCKET_IFNAME allows an interface. `eth` allows eth0 and eth1, `=eth0` only eth0, `^eth` neither."""
     prefixes = [each for each in wanted.lstrip("^=").split(",") if each]
     exactly = wanted.lstrip("^").startswith("=")
     named = any(name == each if exactly else name.startswith(each) for each in prefixes)

@@ -36,7 +36,7 @@ INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.
 IGNORE_S = 15.0
 """Seconds after an interrupt during which further interrupts are ignored, so that the workers have time to end."""
 REPEAT_S = 0.01
-"""Seconds after which an interrupt is sent again if it arrived in a finalizer (`__del__`), where its exception is lost."""
+"""Seconds until an interrupt that arrived in a finalizer (`__del__`) is sent again. Python drops exceptions in finalizers."""
 
 
 def hold_stop_requests() -> None:
@@ -47,7 +47,7 @@ def hold_stop_requests() -> None:
 
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
-    """Raise Interrupted when one of INTERRUPTS arrives, then ignore them all for IGNORE_S. `consequence` ends the message."""
+    """Raise Interrupted("by SIGINT" + `consequence`) when one of INTERRUPTS arrives, then ignore INTERRUPTS for IGNORE_S."""
     last, received = float("-inf"), 0
 
     def interrupt(number: int, _: object) -> None:
@@ -77,7 +77,7 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 @contextmanager
 def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
-    """Call `request` on the first Ctrl-C, and interrupt the run if `request` returns False. Interrupt it on any later Ctrl-C."""
+    """Call `request` on the first Ctrl-C. Interrupt the run if `request` returns False, and on any later Ctrl-C."""
     interrupt = signal.getsignal(signal.SIGINT)
     assert callable(interrupt)
 

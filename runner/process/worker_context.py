@@ -19,7 +19,7 @@ class SharedIntegers:
     # An anonymous file (memfd) needs neither /dev/shm nor a temporary folder, unlike multiprocessing's arrays.
 
     def __init__(self, count: int, file: Any = None) -> None:
-        """Create `count` zeros in new shared memory or, if `file` (a DupFd) is given, map the parent's shared memory."""
+        """Create `count` zeros in new shared memory. If `file` (a DupFd) is given, map the parent's memory instead."""
         self._file = os.memfd_create("meshrunner") if file is None else file.detach()
         weakref.finalize(self, os.close, self._file)
         if file is None:
@@ -69,16 +69,16 @@ class WorkerContext:
     threads: int
     attempt: int
     port: SharedIntegers
-    """One integer: the port of the rendezvous. If rank 0 chooses the port, this integer is 0 until it has done so."""
+    """One integer: the port of the rendezvous, or 0 until rank 0 has chosen a port."""
     steps: SharedIntegers
     """One integer per rank on this node: the last step that the rank completed."""
     phase: SharedIntegers
-    """One integer: the index in PHASES of the activity (such as saving a checkpoint) of this node's first rank."""
+    """One integer, an index in PHASES: the activity of this node's first rank, such as saving a checkpoint."""
     stop_requested: SharedIntegers | None
     """One integer, nonzero if the run should save a checkpoint and end. None if this run cannot be asked to stop."""
 
     def doing(self, phase: Phase) -> None:
-        """Tell the launcher which phase begins. The call has no effect unless this is the first rank of its node."""
+        """Tell the launcher which phase begins. On other ranks than the first of a node, this method does nothing."""
         if self.local_rank == 0:
             self.phase[0] = PHASES.index(phase)
 

@@ -1,4 +1,4 @@
-"""Base classes: the options of `profiler`, and the session, whose methods the meter calls at each step of a rank."""
+"""Base classes of a profiler's settings and of its session, which the meter (the code that times steps) calls at each step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProfiledRun(NamedTuple):
 
 
 class Profiler(Option):
-    """Base of the options of `profiler`."""
+    """Base class of profilers: `profiler=trace` and `profiler=memory`."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.runner.profiler.base:NoProfiler",
@@ -42,7 +42,7 @@ class Profiler(Option):
         return []
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
-        """Return a warning for each setting that may not work as intended. `done`: number of steps before this attempt."""
+        """Return warnings on settings that may not work as intended. `done`: number of steps that earlier attempts completed."""
         return []
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
@@ -64,10 +64,10 @@ def _ranks(value: Any) -> Any:
 
 
 class Windowed(Profiler):
-    """Base of profilers that profile a window of consecutive steps, after an attempt's first `measure_after` + `start` steps."""
+    """Base of profilers that profile a window of `steps` steps, after the first `measure_after` + `start` steps of an attempt."""
 
     start: Annotated[int, whole(at_least=0)]
-    """Number of steps between the first `measure_after` steps and the window of profiled steps."""
+    """Number of steps between the first `measure_after` steps, which are not measured, and the first profiled step."""
     steps: Count
     """Number of profiled steps."""
     ranks: Annotated[list[int] | Literal["all"], BeforeValidator(_ranks)]
@@ -121,14 +121,14 @@ class Session:
         return self.first > 0 and self.first - self.warms_up <= self.next_step <= self.last
 
     def started(self, device: torch.device, done: int) -> None:
-        """Compute which steps to profile, once the model is built. `done`: number of steps before this attempt."""
+        """Compute which steps to profile, once the model is built. `done`: number of steps that earlier attempts completed."""
         self.device, self.next_step = device, done + 1
         if self.option is not None and (last := self.option.last_step(self.run, done)) <= self.run.steps:
             self.first, self.last = last - self.option.steps + 1, last
         self._enter_window()
 
     def turns_after(self, step: int) -> bool:
-        """Return whether the profiler starts or stops after this step, on any rank. The device must be idle then."""
+        """Return whether a rank's profiler starts or stops after this step. If so, the device must be idle then."""
         return step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
 
     def step_begins(self) -> None:
@@ -155,10 +155,10 @@ class Session:
             self.begin()
 
     def warm_up(self) -> None:
-        """Start the profiler in the warm-up step, `next_step`. If the attempt's first step is profiled, there is no such step."""
+        """Start the profiler for a warm-up in step `next_step`. Not called if the window begins with an attempt's first step."""
 
     def begin(self) -> None:
-        """Start to profile. The first step to profile is `next_step`."""
+        """Start to profile, beginning with step `next_step`."""
 
     def end(self) -> list[float]:
         """Stop profiling. Write this rank's files and return the values of `figures`, with NaN for unknown values."""

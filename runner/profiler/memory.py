@@ -32,11 +32,11 @@ class MemoryProfile(Windowed):
 
     On a CPU, trace/memory_rank0.json holds the peak bytes of live tensors in the window, in total and per category. The keys
     `memory/peak_live_gib` and `memory/live_*_gib` in summary.json hold these values in GiB for the rank with the highest peak.
-    They are null if the model is compiled, because `MemoryLedger` cannot track compiled code.
+    These keys are null if the model is compiled, because `MemoryLedger` cannot track compiled code.
     """
 
     max_entries: Count
-    """Number of most recent allocations and frees to keep in the history, on CUDA."""
+    """Maximum number of allocations and frees to keep in the history on CUDA. The oldest are dropped."""
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         found = super().remarks(run, device_type, done)
@@ -90,7 +90,7 @@ class HistorySession(Session):
 
 
 class LiveSession(Session):
-    """Session on a CPU. A `MemoryLedger` tracks live tensors during the profiled steps, but not between steps."""
+    """Session on a CPU. A `MemoryLedger` records live tensors during the profiled steps, but not between steps."""
 
     figures: ClassVar[tuple[str, ...]] = KEYS
     option: MemoryProfile

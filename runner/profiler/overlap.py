@@ -33,7 +33,7 @@ LAUNCH = ("cuda_runtime", "cuda_driver")
 
 Event = dict[str, Any]
 Lane = tuple[str, Any]
-"""A pair (kind, thread). The kind is STEP, COMPUTE or COMMUNICATION. On CUDA, all streams share one lane per kind."""
+"""A pair (kind of work, thread). The kind is STEP, COMPUTE or COMMUNICATION. On CUDA, all streams share one lane per kind."""
 Span = tuple[Lane, float, float]
 """An interval (lane, begin, end) in which a lane is busy. Begin and end are in microseconds."""
 
@@ -47,7 +47,7 @@ class Shares(NamedTuple):
 
 
 def shares(events: list[Event]) -> Shares | None:
-    """Return the shares of all steps in a trace together, or None if the trace contains no steps."""
+    """Return the shares of compute, communication and idle time over all steps in a trace, or None if the trace has no steps."""
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
     on_device = [event for event in timed if event.get("cat") in ON_DEVICE]
     steps = [each for each in timed if each.get("cat") == "user_annotation" and each["name"].startswith(STEP)]

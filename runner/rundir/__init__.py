@@ -1,7 +1,7 @@
 """
 Read and write run directories (the files of one run) and sweep directories (the runs of a sweep).
 
-Each public name is imported when it is first used, so that Tab completion and `--help` start fast, without pydantic.
+A public name's module is imported when the name is first used. Tab completion and `--help` thus start fast, without pydantic.
 """
 
 from __future__ import annotations

@@ -31,12 +31,12 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 """Functions that read a file of a run directory, keyed by file name. They raise ValueError or OSError for a damaged file."""
 RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
-"""Names of the JSON files. `inspect` skips the two YAML files by default: reading them takes longer than all JSON files."""
+"""Names of the JSON files. By default `inspect` skips the two YAML files, because reading YAML is slow."""
 
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
     """
-    Return a message about the first damaged file, or "", and the content of the undamaged files: {Status: ..., Summary: ...}.
+    Return a message about the first damaged file ("" if none), and the other files' records: {Status: ..., Summary: ...}.
 
     Only the files in `names` are read. A missing file does not count as damaged.
     """

@@ -19,7 +19,7 @@ TYPICAL_ROW = 1 << 10
 
 class StepRow(dict[str, float | None]):
     """
-    A row of events.jsonl: the numbers measured in one step (figures), keyed by name such as `train/loss`; None if unknown.
+    A row of events.jsonl: figures (measured numbers) of one step, keyed by name such as `train/loss`. Unknown figures are None.
 
     Rows are not validated with pydantic, because a run may have a million rows and validation would be slower than parsing.
     """

@@ -1,7 +1,7 @@
 """The names of the files in run and sweep directories. No other package contains these names.
 
-A run replaces its JSON files atomically, but appends to `events.jsonl`. This module does not import pydantic, so that Tab
-completion, which imports this module, is fast.
+A run replaces its JSON files atomically, but appends to `events.jsonl`. Tab completion imports this module, so this module must
+not import pydantic, which is slow to import.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HPARAMS = f"{TENSORBOARD}/hparams"
 """Settings and final measurements for TensorBoard's HParams tab."""
 WANDB = "wandb"
 STOP_REQUEST = "preempt"
-"""File that slurm/run.sbatch writes when SLURM asks the job to stop. It contains `12.0` for job 12 before any requeue."""
+"""File that slurm/run.sbatch writes when SLURM asks the job to stop: `12.0` for job 12, `12.1` after its first requeue."""
 SLURM_JOB = "slurm.json"
 """The newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"

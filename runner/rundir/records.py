@@ -34,7 +34,7 @@ def null_as(default: T) -> BeforeValidator:
 
 
 def under(key: str) -> Any:
-    """Return a field with default None, stored under a key that cannot be an attribute's name, such as `model/params`."""
+    """Return a field with default None. Its key in the file, such as `model/params`, cannot be the name of an attribute."""
     return Field(None, validation_alias=key, serialization_alias=key)
 
 
@@ -99,7 +99,7 @@ class JsonFile(BaseModel):
 
 
 class Environment(JsonFile):
-    """The content of `environment.json`: the software and hardware of a run, and the value that replaced each `auto`."""
+    """The content of `environment.json`: a run's software and hardware, and the values chosen for settings that are `auto`."""
 
     host: Text | None = None
     command: list[Text] = []

@@ -24,7 +24,7 @@ from meshrunner.runner.rundir.records import Count, JsonFile, Number, Text, null
 FINAL = frozenset({"completed", "failed", "oom", "timeout", "skipped", "interrupted", "preempted"})
 """States of runs whose execution has ended."""
 RESULTS = frozenset({"completed", "oom", "skipped"})
-"""States of runs that a sweep does not execute again, unless `sweep.rerun` names the state."""
+"""States that count as a result. A sweep does not execute a run in such a state again, unless `sweep.rerun` names the state."""
 CRASHED = frozenset({"failed", "timeout"})
 """States of runs that `sweep.retry` executes again."""
 
@@ -37,7 +37,7 @@ State = Literal["pending", "running", "completed", "failed", "oom", "timeout", "
 
 
 class Owner(JsonFile):
-    """The process that executes a run. The fields distinguish this process from a later one with the same pid."""
+    """The process that executes a run. Start time and boot id tell this process from a later process with the same pid."""
 
     host: Text = ""
     pid: Count | None = None

@@ -34,7 +34,7 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "final": lambda values: values[-1],
     "sum": sum,
 }
-"""Functions that reduce a figure's values, one per step, to a single value, keyed by the name used in `Figure.over_steps`."""
+"""Functions that reduce a figure's values (one per step) to a single value. Their keys are the values of `Figure.over_steps`."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
@@ -64,7 +64,7 @@ class EarlierLayout(JsonFile):
 
 
 class Recompilation(JsonFile):
-    """A step after the first `measure_after` steps in which torch.compile compiled again."""
+    """A step in which torch.compile compiled again, although the first `measure_after` steps were over."""
 
     step: Count
     reason: Text
@@ -99,7 +99,7 @@ class Summary(JsonFile):
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
-        """Figures keyed by name; None if unknown. The dict also contains `cold`, because `Figure.but` can name this key."""
+        """Figures keyed by name; None if unknown. `cold` is included, because some figures leave out cold runs (`Figure.but`)."""
         extra = (self.model_extra or {}).items()
         found = {key: figures.number(value) for key, value in extra if isinstance(value, int | float | None)}
         return found | {"cold": self.cold}
@@ -163,7 +163,7 @@ def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepR
 
 
 def only_of_completed(summary: Summary, state: str | None) -> Summary:
-    """Return the summary, but set figures such as the final loss to null if the run did not complete."""
+    """Return the summary. If the run did not complete, set the figures of its final step, such as the final loss, to null."""
     return summary if state == "completed" else summary | dict.fromkeys(FINAL_FIGURES)
 
 
@@ -177,7 +177,7 @@ def predicted(plan: PlanRecord) -> Summary:
 
 
 def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:
-    """Add predictions, figures from events.jsonl and `facts` (other keys) to the workers' summary.json. Return the result."""
+    """Add predictions, figures from events.jsonl and `facts` (other keys) to the workers' summary.json. Return the summary."""
     rows, layouts = read_events(run_dir), read_layouts(run_dir)
     summary = Summary.read(run_dir / SUMMARY) | predicted(PlanRecord.read(run_dir / PLAN))
     summary |= summarise(rows, measure_after, status.started, status.attempt, layouts)
@@ -187,7 +187,7 @@ def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: An
 
 
 def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Record an attempt's layout, unless it equals the last recorded one. `facts`: settings that are not in `config`."""
+    """Record an attempt's layout, unless it equals the last recorded layout. `facts`: other settings, such as `device`."""
     settings = affecting(flatten(config), Affects.SPEED) | facts
     known = read_layouts(run_dir)
     if not known or known[-1].settings != settings:
@@ -202,7 +202,7 @@ def read_layouts(run_dir: Path) -> list[Layout]:
 def split_by_layout(
     rows: Sequence[StepRow], layouts: Sequence[Layout]
 ) -> tuple[Sequence[StepRow], list[EarlierLayout]]:
-    """Return the rows under the last layout, and an EarlierLayout for each earlier one. Ignore layouts without rows."""
+    """Return the rows under the last layout, and an EarlierLayout for each earlier layout. Ignore layouts without rows."""
 
     def place(row: StepRow) -> int:
         return sum(layout.attempt <= row.attempt for layout in layouts)  # 0: the layout was not recorded

@@ -40,7 +40,7 @@ class PlacedSweep(JsonFile):
     created: Text | None = None
     """Time in ISO format at which the first runs were added."""
     varies: list[Text] | None = None
-    """Keys that differ between the runs that were added first, in one call of `add_runs`."""
+    """Keys whose values differ between the runs of the first batch (the first call of `add_runs`)."""
     jobs: list[PlacedRun] = []
     """The runs in the order of execution. A run that was added again with different overrides is listed twice."""
 
@@ -82,7 +82,7 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """Return the keys that differ between runs. If all runs have the same overrides, return keys not on the command line."""
+    """Return the keys whose overrides differ between runs or, if none differ, the keys of overrides not on the command line."""
     combinations = {tuple(overrides) for _, overrides in added}
     shared = set[str].intersection(*map(set, combinations)) if len(combinations) > 1 else set(sys.argv)
     keys = [key_of(override) for _, overrides in added for override in overrides if override not in shared]

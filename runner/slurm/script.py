@@ -58,7 +58,7 @@ def _options(settings: Slurm, nodes: Nodes) -> list[str]:
 
 
 def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
-    """Return the options that request CPUs and memory. SLURM's default for a node is one core and only a part of the memory."""
+    """Return the options that request CPUs and memory. Without them, SLURM may give a job one core and a part of the memory."""
     if settings.cpus_per_task is not None or nodes.gpus is None:
         return {"cpus-per-task": settings.cpus_per_task}
     if CPUS_AND_MEMORY & _names(settings.extra):
@@ -73,7 +73,7 @@ def _names(options: list[str]) -> set[str]:
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
     """
-    Return the lines of slurm/run.sbatch with `options` and `extra` as #SBATCH lines, in place of lines for the same options.
+    Return the lines of slurm/run.sbatch with `options` and `extra` as #SBATCH lines. They replace lines for the same options.
 
     An element of `options` is quoted if it contains a space. An element of `extra` is not: `--mail-type END` must stay two words.
     """
@@ -90,7 +90,7 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Format task numbers for --array as ranges, such as `0-3,7`. A list of thousands of numbers might be too long for SLURM."""
+    """Format task numbers for --array as ranges, such as `0-3,7`, because SLURM may reject a list of thousands of numbers."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:

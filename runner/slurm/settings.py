@@ -47,7 +47,7 @@ class Slurm(Section):
     """The resources to request from SLURM, and the commands that start jobs on the nodes."""
 
     partition: str | None
-    """Partition of the jobs; null: the cluster's default, as for account, qos and constraint."""
+    """Partition of the jobs. If partition, account, qos or constraint is null, the cluster's default applies."""
     account: str | None
     """Account to charge."""
     qos: str | None
@@ -122,7 +122,7 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Return a run's workers per node. launch.workers=auto: one per requested GPU or, for CPU runs, this machine's number."""
+        """Return a run's workers per node. For launch.workers=auto: one per requested GPU or, on CPUs, as on this machine."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers

@@ -98,7 +98,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """Return the runs to submit. Print the state of each other run, unless `quiet`. `rerun`: final states to submit again."""
+    """Return the runs to submit. Unless `quiet`, print why other runs are left out. `rerun`: final states to submit again."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     tell: Callable[[str], object] = (lambda _: None) if quiet else say

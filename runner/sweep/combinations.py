@@ -43,7 +43,7 @@ class Target:
     """The machine or cluster that will execute the runs."""
 
     workers: Callable[[Experiment], int]
-    """Function that returns a run's workers per node, also for launch.workers=auto. May raise Incompatible or ConfigError."""
+    """Function that returns a run's workers per node, even if launch.workers is auto. May raise Incompatible or ConfigError."""
     apply_to: Callable[[Composed], Composed] = lambda composed: composed
     """Function that adds the target's settings, such as the number of SLURM nodes, to a configuration. May raise ConfigError."""
     here: bool = True
@@ -51,7 +51,7 @@ class Target:
 
 
 def configured_workers(experiment: Experiment) -> int:
-    """Return launch.workers or, if it is `auto`, the number of devices of a node. Another machine may execute the run."""
+    """Return launch.workers or, if it is `auto`, the number of devices per node. This machine need not have these devices."""
     if experiment.launch.workers != "auto":
         return experiment.launch.workers
     hardware = experiment.hardware
@@ -60,7 +60,7 @@ def configured_workers(experiment: Experiment) -> int:
 
 @dataclass(frozen=True)
 class Combination:
-    """A combination of a sweep, with a run for each repeat and seed. The run directories may not exist yet."""
+    """A combination of the overrides that a sweep varies, with a run per repeat and seed. Its run directories may not exist."""
 
     overrides: list[str]
     hydra: DictConfig
@@ -82,7 +82,7 @@ class SweepBatch:
 
     @property
     def ordered(self) -> list[tuple[Combination, Composed]]:
-        """Runs in execution order: one of each combination, then the next of each, so that drift in speed affects all alike."""
+        """Runs in execution order: one of each combination, then another of each, so that speed drift affects all alike."""
         rounds = zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True)
         return [pair for pairs in rounds for pair in pairs]
 
@@ -196,7 +196,7 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
-    """Return the overrides that not all jobs have. For a single job, return all, because some sweepers pass jobs one by one."""
+    """Return the overrides that not all jobs have, or all of a single job's overrides. Some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared

@@ -45,8 +45,8 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
     """
     Execute the unfinished runs of a sweep, except runs that another live process is executing.
 
-    `experiment` is the first run's configuration. Its section `sweep` applies to all runs. Return the exit status, and whether
-    no later batch may start because of a stop request or `sweep.fail_fast`.
+    `experiment` is the first run's configuration. Its section `sweep` applies to all runs. Return the exit status and whether to
+    stop the sweep: after a stop request or, if `sweep.fail_fast` is set, after a run that crashed or ran out of memory.
     """
     settings, sweep_dir = experiment.sweep, run_dirs[0].parent
     todo = [run_dir for run_dir in run_dirs if _is_due(run_dir, settings)]
@@ -78,7 +78,7 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 
 def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
     """
-    Return the devices that parallel runs share, and the number and type of devices that each run needs.
+    Return the names of the devices that parallel runs share, and the number and type of devices that each run needs.
 
     A device is a GPU's name as in CUDA_VISIBLE_DEVICES. For CPU runs, a device is an equal share of the cores, named by a number.
     Both results are empty if the runs must be executed one after another.

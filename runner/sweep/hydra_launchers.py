@@ -39,7 +39,7 @@ Ended = Callable[[int], object]
 
 
 class StopSweep(Exception):
-    """Stops the sweeper before the next batch, because of `sweep.fail_fast` or a stop request."""
+    """Exception that stops the sweeper before the next batch, because of `sweep.fail_fast` or a stop request."""
 
 
 MAXIMIZE = {
@@ -57,7 +57,7 @@ def minimizes(config: DictConfig) -> bool:
 
 
 def check_direction(config: DictConfig) -> None:
-    """Raise ConfigError if a higher objective is better but an adaptive sweeper minimizes it, as the user set no direction."""
+    """Raise ConfigError if an adaptive sweeper minimizes an objective to be maximized, and the user has not set the direction."""
     objective, given = str(config.get("objective")), " ".join(typed(config.hydra.overrides.hydra))
     if minimizes(config) and higher_is_better(objective) and not any(key in given for key in MAXIMIZE):
         key = next(key for key in MAXIMIZE if OmegaConf.select(config, key) is not None)
@@ -121,7 +121,7 @@ def resume_sweep(sweep_dir: Path) -> int:
 def launch_local(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """Execute a batch of jobs on this node. Raise ConfigError if any job is invalid, or StopSweep if no later batch may start."""
+    """Execute a batch of jobs on this node. Raise ConfigError if any job is invalid, or StopSweep if the sweep must stop."""
     target = Target(workers_here)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     if first == 0:
@@ -136,7 +136,7 @@ def launch_local(
 def launch_slurm(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
-    """Submit the runs of a batch to SLURM, with the sweep's earlier unfinished runs. Raise ConfigError if any job is invalid."""
+    """Submit the runs of a batch, and the sweep's earlier unfinished runs, to SLURM. Raise ConfigError if any job is invalid."""
     settings = Slurm.read(plain(config.hydra.launcher))
     if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC_SWEEPER:
         raise ConfigError(
@@ -181,7 +181,7 @@ def launch_place(
 
 
 def _job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
-    """Return each job's objective: the median over its runs, or the worst value if one of them did not complete or lacks it."""
+    """Return each job's objective: the median over its runs, or the worst value if any run is incomplete or has no value."""
     worst = math.inf if minimizes(config) else -math.inf
     returns = []
     for job in batch.combinations:

@@ -21,9 +21,9 @@ from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.sweep.tally import Tally
 
 REDRAW_S = 1.0
-"""Seconds between redraws. Each takes milliseconds of CPU time, so frequent redraws might slow a worker on the same core."""
+"""Seconds between redraws. A redraw takes milliseconds of CPU time and might slow a worker on the same core."""
 FRAME_LINES = 3
-"""Screen lines for the table's titles, the rule below the titles, and an empty line."""
+"""Number of screen lines that show no run: the table's titles, the rule below the titles, and an empty line."""
 
 
 class _Running:
@@ -43,7 +43,7 @@ class _Running:
 
 
 class LiveTable(Tally):
-    """Context manager that shows the live table. A redraw reads only executing runs, because a sweep may have thousands."""
+    """Context manager that shows the live table. A redraw reads only executing runs, because thousands of others may exist."""
 
     # The thread that draws the table also forks and handles signals.
 
@@ -51,7 +51,7 @@ class LiveTable(Tally):
     """Whether each run prints its steps."""
 
     def __init__(self, screen: Console, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
-        """Prepare the table. Show runs in `todo` as pending whatever state is on disk, because they will be executed."""
+        """Prepare the table. Show the runs in `todo`, which will be executed, as pending, even if another state is recorded."""
         super().__init__(run_dirs, todo)
         self._screen = screen
         self._live = Live(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BUDGET_S = 60.0
 """Maximum seconds that a sweep waits for predictions."""
 MAX_LISTED = 10
-"""Maximum number of combinations that get a warning of their own."""
+"""Maximum number of combinations for which to print a separate warning."""
 
 
 def wanted(experiment: Experiment, *, here: bool) -> bool:
@@ -45,7 +45,7 @@ def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: 
 
 
 def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
-    """Return a batch with its predictions. Warn if a combination does not fit in memory, and skip it if preflight=skip."""
+    """Return the batch with predictions. Warn if a combination does not fit in memory. With preflight=skip, also skip it."""
     jobs = [
         job
         for job in batch.combinations

@@ -13,7 +13,7 @@ from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNE
 from meshrunner.runner.sweep.combinations import Target, check_batch, varying
 
 SKIPPED = "skipped"
-"""Verdict on a combination that the sweep would skip, for example because of `sweep.exclude`."""
+"""Verdict (fits, does not fit, ...) on a combination that the sweep would skip, for example because of `sweep.exclude`."""
 ORDER = (FITS, BORDERLINE, NOT_PLANNED, DOES_NOT_FIT, SKIPPED)
 
 
@@ -54,7 +54,6 @@ def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
 
 
 def _sort_key(each: Ranked) -> tuple[int, float, float]:
-    """Return a key that sorts by verdict (as in ORDER), then by descending speed, then by ascending memory."""
     forecast = each.forecast
     return (
         ORDER.index(forecast.verdict.answer),

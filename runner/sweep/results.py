@@ -23,9 +23,9 @@ MAX_REASONS = 5
 LEAST_S = 10.0
 """Minimum seconds between two updates of the page report.html."""
 SHARE = 0.01
-"""Maximum fraction of the sweep's time to spend on updates of the page."""
+"""Maximum fraction of a sweep's duration that is spent on updates of the page."""
 SECONDS_PER_RUN = 0.01
-"""Estimated seconds to write the first page, per run of the sweep. Each later page should take as long as the one before."""
+"""Estimated seconds per run of the sweep to write the first page. A later page is assumed to take as long as the previous one."""
 
 
 def finish_sweep(sweep_dir: Path) -> None:
@@ -70,7 +70,7 @@ class LivePage:
         self.written = self.page.stat().st_mtime if self.page.exists() else time.time()
 
     def run_ended(self) -> None:
-        """Update the page if LEAST_S and SHARE allow it."""
+        """Update the page if the last update is long enough ago (see LEAST_S and SHARE)."""
         if time.time() - self.written < max(LEAST_S, self.cost / SHARE):
             return
         began = time.monotonic()

@@ -17,7 +17,7 @@ LOSS = figure_of("train/loss")
 
 
 class Tally:
-    """Counts the runs of a sweep. The directory of a run is read once, after the run has ended."""
+    """Counts the finished runs of a sweep, and finds the fastest. A run's directory is read once, after the run has ended."""
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
         """Count the runs in `run_dirs`: all runs of a sweep, or one batch of an adaptive sweeper. `todo`: the runs to execute."""

@@ -20,7 +20,7 @@ class Sink(Protocol):
     """A tracker that is open for one run. An exception in a method ends the tracking, but never the run."""
 
     def log(self, row: StepRow) -> None:
-        """Log a row of events.jsonl: the figures of one step. Each call has a later step. Unknown figures are None."""
+        """Log a row of events.jsonl: the figures of one step. Rows arrive in the order of steps. Unknown figures are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
         """Log the ended run's summary ({} if it has none), state and reason. Return after all data is written or sent."""
@@ -43,7 +43,7 @@ class Tracker(Option):
 
     @property
     def members(self) -> dict[str, Tracker]:
-        """Trackers to start, keyed by name, each in its own process: those of `Several`, or only this one, named ""."""
+        """Trackers to start, each in its own process, keyed by name. A single tracker has the name ""."""
         return {"": self}
 
     @property
@@ -56,7 +56,7 @@ class Tracker(Option):
         """Start to track a run. The caller then logs the rows of all steps from 1, even if the run is resumed."""
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Record the comparison table of an ended sweep. Return after it is written or sent. The default is to do nothing."""
+        """Record the comparison table of an ended sweep. Return after it is written or sent. The base class does nothing."""
 
 
 class NoTracker(Tracker):

@@ -62,7 +62,7 @@ class RunRecord:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the run's settings and the facts known so far. All are known once this attempt has written its first row."""
+        """Return the run's settings and the facts known so far. After the first step of an attempt, all facts are known."""
         return described(self.config, self.choices, self.run_dir)
 
 
@@ -76,7 +76,7 @@ class SweepRecord:
     config: dict[str, Any]
     """The resolved configuration of the first run."""
     shared: dict[str, Any]
-    """Settings and facts that are equal in all started runs, plus `varies` (keys), `baseline` and `runs` (their number)."""
+    """Settings and facts that all started runs share, plus `varies` (keys that differ), `baseline` and the number `runs`."""
     tags: list[str]
     """Tags that all runs have."""
     rows: list[dict[str, Any]]
@@ -135,7 +135,7 @@ def update_tracking(folder: Path, member: str = "", **changes: Any) -> None:
 
 
 def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path) -> dict[str, Any]:
-    """Return a run's configuration, with `auto` replaced by the chosen values, plus a key for each known fact about the run."""
+    """Return a run's configuration with each `auto` replaced by the chosen value, and with the known facts, such as `device`."""
     environment, summary = Environment.read(run_dir / ENVIRONMENT), Summary.read(run_dir / SUMMARY)
     versions = environment.packages | {"python": environment.python}
     facts = {
@@ -163,7 +163,7 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
 
 
 def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of two nested configurations that have equal values, with these values."""
+    """Return the common part of two nested configurations: the keys that have equal values in both."""
     found = {}
     for key, value in one.items():
         if isinstance(value, dict) and isinstance(other.get(key), dict):
@@ -181,7 +181,7 @@ def tags(choices: Mapping[str, str]) -> list[str]:
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """Flatten a dict from `described` to keys such as `optimizer.lr`. Omit unknown values, and keys that affect no run."""
+    """Flatten a dict from `described` to keys such as `optimizer.lr`. Omit unknown values and keys without effect on a run."""
     options, versions = description.get("options", {}), description.get("versions", {})
     no_settings = ("directory", "host", "options", "versions")
     flat = flatten({key: value for key, value in description.items() if key not in no_settings})

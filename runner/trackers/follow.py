@@ -1,7 +1,7 @@
 """The tracker process: passes the rows of `events.jsonl` to a tracker until the run has ended.
 
-The process reads only the directory of a run or sweep, so this command can track again a run or sweep that has ended. MEMBER
-chooses one of several trackers by name. Without MEMBER, all trackers are used.
+The process reads only the directory of a run or sweep. The command below therefore also works after the run or sweep has ended,
+for example if its tracker failed. MEMBER names one of several trackers. Without MEMBER, all trackers are used.
 
     python -m meshrunner.runner.trackers.follow RUN_OR_SWEEP_DIR [MEMBER]
 """
@@ -40,7 +40,7 @@ class RowBuffer:
         self._last_step = 0  # the last step of this attempt
 
     def read(self, final: bool) -> list[StepRow]:
-        """Return the new rows that no later row can replace, sorted by step. If `final`, return all remaining rows."""
+        """Return the new rows that no later row can replace, sorted by step. If `final`, the run has ended: return all rows."""
         for row in self._tail.read():
             while self._held and next(reversed(self._held)) >= row.step:
                 self._held.popitem()  # a row of an earlier attempt, now out of date
@@ -65,7 +65,7 @@ def run_tracker(folder: Path, ended: Connection | None = None, member: str = "")
     """
     Track a run until it has ended, or record the table of an ended sweep. Return the exit code.
 
-    The launcher closes its end of the pipe `ended` when the run has ended. Without a pipe, watch the recorded state of the run.
+    The launcher closes its end of the pipe `ended` when the run has ended. Without a pipe, watch the state in status.json.
     An exception in the tracker is printed to stderr and recorded in tracker.json.
     """
     try:
@@ -106,7 +106,7 @@ def _track_run(run: RunRecord, tracker: Tracker, ended: Connection | None, membe
 
 
 def track_again(folder: Path, *members: str) -> int:
-    """Track an ended run or sweep again, with the trackers named in `members`, or with all if none is. Return the exit code."""
+    """Track an ended run or sweep again with the trackers named in `members` (default: all trackers). Return the exit code."""
     record = SweepRecord.load(folder) if is_sweep(folder) else RunRecord.load(folder)
     return max(run_tracker(folder, member=member) for member in members or tracker_of(record).members)
 

@@ -24,7 +24,7 @@ TRACKER_GRACE_S = 2.0
 
 
 class TrackerHandle:
-    """The process of one tracker of a run or ended sweep. Its errors never reach the launcher, and it does not outlive it."""
+    """The process of one tracker of a run or ended sweep. Errors in it do not affect the launcher. It ends with the launcher."""
 
     def __init__(self, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> None:
         """Start the process, unless the tracker is inactive or does not record sweeps. `finish` reports a failed start."""
@@ -65,7 +65,7 @@ class TrackerHandle:
             self._deadline = time.monotonic() + self._timeout_s
 
     def finish(self) -> str | None:
-        """Wait for the tracker until `timeout_s` after `end`, then stop it. Return None if it finished, otherwise a warning."""
+        """Wait for the tracker until `timeout_s` after `end`, then stop it. Return None if it finished, else a warning."""
         self.end()
         if self.process is not None:
             try:

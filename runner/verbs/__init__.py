@@ -1,1 +1,1 @@
-"""The verbs, one module per verb. A verb is a function that takes arguments and returns an exit status."""
+"""The verbs (subcommands such as `meshrunner run`), one module each. A verb is a function: arguments in, exit status out."""

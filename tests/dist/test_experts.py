@@ -402,16 +402,17 @@ def document() -> None:
     print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(EXPERTS)}`.")
     print("509 is prime, so the vocabulary never divides evenly among ranks.")
     print(
-        "In every row, the initial weights and the experts' loads and biases in five steps equal those of one process bit by bit."
+        "Initial weights, and the experts' loads and biases in five steps, are bit-equal to those of a run in one process."
     )
-    print(f"In one process, the scores of chosen experts exceed all other scores by more than {NEAR:g}.")
+    print(f"In that run, the scores of chosen experts exceed all other scores by more than {NEAR:g}.")
     print("`python -m tests.dist.test_experts` prints this table.\n")
     print(
-        "The columns show the largest relative difference from one process: of a parameter's gradient before the first update"
+        "Each column shows the largest relative difference from a run in one process. `gradient` compares a parameter's"
     )
     print(
-        "(||difference|| / ||gradient||), of the global gradient norm in five steps of AdamW, and of the loss in these steps.\n"
+        "gradient before the first update (||difference|| / ||gradient||). `norm` and `loss` compare the global gradient norm"
     )
+    print("and the loss in five steps of AdamW.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:
         found = compare(world, layout)

@@ -141,8 +141,10 @@ def document() -> None:
     """Print docs/measurements/hybrid.md."""
     print("# A hybrid model with multi-token prediction under every layout against one process\n")
     print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(HYBRID)}`.")
-    print("The columns are those of docs/measurements/experts.md.")
-    print("In every row and step, the multi-token prediction loss agrees with that of one process to 1e-5.\n")
+    print("docs/measurements/experts.md explains the columns.")
+    print(
+        "In every row and step, the loss of multi-token prediction agrees with that of a run in one process to 1e-5.\n"
+    )
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:
         found = compare(world, layout, HYBRID)

@@ -212,7 +212,7 @@ class Difference(NamedTuple):
     gradient: float
     """Largest ||difference|| / ||gradient|| of any parameter before the first update."""
     norm: float
-    """Largest difference of the global gradient norm, before the first update and in five steps of AdamW."""
+    """Largest difference of the global gradient norm, before the first update and in and the loss in five steps of AdamW."""
     loss: float
     """Largest difference of the loss in five steps."""
 
@@ -442,14 +442,15 @@ def document() -> None:
     print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(SMALL)}`. Gradients are clipped.")
     print("509 is prime, so the vocabulary never divides evenly among ranks.")
     print(
-        "Initial weights equal those of one process bit by bit. `python -m tests.dist.test_layouts` prints this table.\n"
+        "Initial weights are bit-equal to those of a run in one process. `python -m tests.dist.test_layouts` prints this table.\n"
     )
     print(
-        "The columns show the largest relative difference from one process: of a parameter's gradient before the first update"
+        "Each column shows the largest relative difference from a run in one process. `gradient` compares a parameter's"
     )
     print(
-        "(||difference|| / ||gradient||), of the global gradient norm in five steps of AdamW, and of the loss in these steps.\n"
+        "gradient before the first update (||difference|| / ||gradient||). `norm` and `loss` compare the global gradient norm"
     )
+    print("and the loss in five steps of AdamW.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:
         found = compare(world, layout)

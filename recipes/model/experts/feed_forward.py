@@ -1,8 +1,8 @@
 """Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
 No token is dropped. Each token becomes one row per chosen expert. Rows are sorted by expert, multiplied expert by expert, and
-sorted back by token. A block returns its tokens per expert and the network adds them up, because activation recomputation would
-repeat a count inside the block.
+sorted back by token. Each block returns the number of tokens of each expert, and the network adds the numbers up. If a block did
+this, activation recomputation would count every token twice.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class GroupedExperts(nn.Module):
     """The SwiGLU experts of one block on this rank. Each parameter stacks one matrix per expert: [experts, in, out]."""
 
     ranks = 1
-    """Number of expert-parallel ranks. Backward divides by it, because data parallelism does not average over these ranks."""
+    """Number of expert-parallel ranks. Gradients are divided by it, because data parallelism averages only over other ranks."""
 
     def __init__(self, number: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class SharedExpert(FeedForward):
     """The expert that every token passes through."""
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Split the expert's width. The output stays a partial sum, so that a single reduction covers the routed experts too."""
+        """Return styles that split the width. The output stays a partial sum, so that one reduction covers all experts."""
         split = matmul_styles(("w1", "w3"), "w2", sequence_parallel=False)
         return {**split, "w2": RowwiseParallel(output_layouts=Partial())}
 

@@ -1,4 +1,4 @@
-"""Operations on rows, [dim], one per token and chosen expert: sort by expert, move between ranks, multiply by weights."""
+"""Operations on rows: sort, send, multiply by weights. A row, [dim], is the copy of a token for one of its chosen experts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def leaves_empty_groups(device: torch.device) -> bool:
-    """Return whether grouped_mm leaves the weight gradient of a group without rows uninitialised on this device."""
+    """Return whether grouped_mm on this device leaves the weight gradients of empty groups (without rows) uninitialised."""
     # This happens on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
     return device.type == "cuda" and (
         torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 10

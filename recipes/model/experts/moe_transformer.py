@@ -33,7 +33,7 @@ class MoETransformer(Transformer):
     expert_bias: Tensor
 
     def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module], experts: Experts | None) -> None:
-        """Build the network. A block with an `ExpertFeedForward` as `feed_forward` has the signature of `ExpertBlock`."""
+        """Build the network. Blocks whose `feed_forward` is an `ExpertFeedForward` must have the signature of `ExpertBlock`."""
         super().__init__(config, seq_len, blocks)
         self.experts = experts
         self.rows: dict[int, int] = {}
@@ -45,7 +45,7 @@ class MoETransformer(Transformer):
             self.register_buffer("expert_bias", torch.empty(len(self.rows), experts.number))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or the cross entropy if targets are given. The balance loss changes the gradient, but not this value."""
+        """Return logits, or the cross entropy if targets are given. The balance loss adds to the gradient, not to this value."""
         x, balance = self.through_blocks(self.tok_embeddings(tokens), self.positions(tokens), count=targets is not None)
         x = self.norm(x)
         if targets is None:
@@ -53,7 +53,7 @@ class MoETransformer(Transformer):
         return with_gradient_of(self.loss(self.output, x, targets), balance)
 
     def through_blocks(self, x: Tensor, rope: Tensor | None, *, count: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the stream after the last block, and the weighted balance loss, 0-d, or None. count: whether to count tokens."""
+        """Return the last block's output and the weighted balance loss (0-d or None). count: whether to count tokens."""
         loads, balances = [], []
         for number, block in enumerate(self.layers):
             if (row := self.rows.get(number)) is None:
@@ -87,7 +87,7 @@ class MoETransformer(Transformer):
         return name.endswith(".router.weight")
 
     def initial(self, name: str) -> Initial:
-        """Initialise experts like a dense feed-forward network. A router's logits start with a variance of about 1."""
+        """Return the distribution. Experts start like a dense feed-forward network, router logits with a variance of about 1."""
         if name.endswith((".experts.w2", ".shared.w2.weight")):
             return self.initial_into_stream()
         if name.endswith(".router.weight"):

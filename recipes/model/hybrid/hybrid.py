@@ -1,4 +1,4 @@
-"""Configuration of hybrid decoders. Each letter of `pattern` is the kind of a block. The network is in `hybrid_transformer`."""
+"""Configuration of hybrid decoders. Each letter of the key `pattern` names the kind of one block."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MambaConfig(Section):
     head_dim: Count
     """Width of one head."""
     groups: Count
-    """Number of groups. The heads of a group share B and C."""
+    """Number of groups. The heads of a group share the vectors B and C, which write to and read from the state."""
     state: Count
     """Number of state elements per channel. A head has head_dim channels."""
     conv: Annotated[int, whole(at_most=2**10)] = 4
@@ -60,7 +60,7 @@ class MultiToken(Section):
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
     """Number of tokens to predict after the next one. Each has a separate module: attention and feed-forward."""
     loss_weight: float = Field(default=0.3, gt=0)
-    """Factor of the further tokens' mean loss (`train/mtp_loss`) in the training objective. `train/loss` excludes this loss."""
+    """Weight of the mean loss of tokens after the next one, `train/mtp_loss`, in the objective. `train/loss` excludes it."""
 
 
 class Hybrid(Decoder):

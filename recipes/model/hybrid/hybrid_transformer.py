@@ -1,4 +1,4 @@
-"""The network of hybrid decoders. Each letter of the key `pattern`, such as M, is the kind of one block."""
+"""The network of hybrid decoders. Each letter of the key `pattern`, such as M, names the kind of one block."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class PredictionBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the new stream and its norm for `output`. x: previous stream; token: embeddings; both [batch, seq, dim]."""
+        """Return the new stream and its normalised copy for `output`. x: old stream; token: embeddings. All [batch, seq, dim]."""
         x = self.join(torch.cat((self.stream_norm(x), self.token_norm(token)), -1))  # [batch, seq, 2 dim] -> [.., dim]
         x = self.block(x, rope)
         return x, self.norm(x)
@@ -127,7 +127,7 @@ class HybridTransformer(MoETransformer):
         self.mtp = nn.ModuleList(PredictionBlock(config) for _ in range(config.mtp.depth))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or the next token's cross entropy if targets are given. The other losses change only the gradient."""
+        """Return logits, or the next token's loss given targets. Other losses (balance, multi-token) only add gradients."""
         rope, rows = self.positions(tokens), [tokens]
         if targets is not None:
             rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]

@@ -4,8 +4,8 @@ Each head h has a state S, [head_dim, state]. S is 0 before the first token of a
 
     S_t = exp(dt_t A_h) S_{t-1} + dt_t x_t B_t^T,    y_t = S_t C_t + D_h x_t.
 
-The projections to z, x, B, C and dt, and the convolutions, are separate modules, so that tensor parallelism can split each
-module by heads or by groups. The heads of a group are contiguous and share B and C.
+The projections to x, B, C, dt and the gate z are separate modules, and so are the convolutions, so that tensor parallelism can
+split each module by heads or by groups. The heads of a group are contiguous and share B and C.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Scan(nn.Module):
         self.norm = nn.Parameter(torch.empty(inner))
 
     def forward(self, z: Tensor, x: Tensor, b: Tensor, c: Tensor, dt: Tensor) -> Tensor:
-        """Return y. y, z, x: [batch, seq, heads x head_dim]; b, c: [batch, seq, groups x state]; dt: [batch, seq, heads]."""
+        """Return the result, shaped like x. x, z: [batch, seq, heads x head_dim]; b, c: [.., groups x state]; dt: [.., heads]."""
         config = self.config
         x, b, c = self.conv_x(x), self.conv_b(b), self.conv_c(c)
         x = x.view(*x.shape[:2], -1, config.head_dim)  # [batch, seq, heads, head_dim]
@@ -108,7 +108,7 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     Compute S_t = exp(decay_t) S_{t-1} + x_t b_t^T, y_t = S_t c_t with matmuls over chunks (section 6 of the paper).
 
     x and y: [batch, seq, heads, head_dim]; decay: not positive, [batch, seq, heads]; b, c: [batch, seq, groups, state]; chunk:
-    tokens per chunk, which need not divide seq. Decays are summed in fp32 or, if their dtype is wider, in that dtype.
+    tokens per chunk, which need not divide seq. Decays are summed in fp32, or in fp64 if they are fp64.
     """
     batch, seq, heads, head_dim = x.shape
     groups = b.shape[2]

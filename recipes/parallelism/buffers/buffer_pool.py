@@ -35,7 +35,7 @@ from meshrunner.recipes.parallelism.buffers.placement import (
 )
 
 PATIENCE_S = 5.0
-"""Seconds to wait for a buffer in use before an error. gloo's threads hold a buffer for a moment after its collective."""
+"""Maximum seconds to wait until a buffer is free. gloo's threads use a buffer for a moment after its collective has ended."""
 INSTEAD = "use parallelism.buffers=dynamic"
 
 
@@ -57,7 +57,7 @@ class BufferPool:
     step on, each unit has a fixed address range in one large allocation, the arena. Before the pool hands out a range, it
     waits at most PATIENCE_S until no buffer in use overlaps the range. A wrong plan raises an error instead of corrupting data.
 
-    GPU kernels may still read a buffer that FSDP2 has released. The stream that fills the next buffer waits for these kernels.
+    GPU kernels may still read a released buffer. Its reuse is safe, because the stream that fills it waits for these kernels.
     """
 
     def __init__(self, place: Callable[[Schedule], Plan], in_flight: InFlight) -> None:
@@ -74,7 +74,7 @@ class BufferPool:
         self._uses: list[Use] = []
 
     def take(self, unit: str, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialised buffer of shape [elements] for a unit. Raise ConfigError if it does not fit the plan."""
+        """Return an uninitialised buffer of shape [elements] for a unit. Raise ConfigError if the plan has no such buffer."""
         bucket = Bucket(str(dtype), elements * dtype.itemsize)
         if self._arena is None:
             self._wait_until_free(unit)
@@ -100,12 +100,12 @@ class BufferPool:
         return buffer
 
     def schedule(self) -> Schedule:
-        """Return the recorded requests as a schedule. Release times are not recorded, because they differ between ranks."""
+        """Return the schedule of the recorded requests. Real release times are not used, because they differ between ranks."""
         passes = groupby(self._requests, key=lambda request: request[0])
         return schedule(self._buckets, [(which, [unit for _, unit in part]) for which, part in passes], self._in_flight)
 
     def step_done(self) -> int:
-        """Return how many buffers were allocated in the step that has ended. After the first step, plan the addresses."""
+        """Plan the addresses after the first step. Return how many buffers torch allocated in the step that has ended."""
         count, self._allocations = self._allocations, 0
         # Plan only after a whole step: gradients may be reduced only in the last micro batch.
         if self._requests and self._arena is None:
@@ -129,7 +129,7 @@ class BufferPool:
             )
 
     def _wait_until_free(self, unit: str, begin: int = 0, end: int = 0) -> None:
-        """Wait until the unit's buffers and all others that overlap [begin, end) are free. Raise ConfigError after PATIENCE_S."""
+        """Wait until the unit's own buffers and all that overlap [begin, end) are free. Raise ConfigError after PATIENCE_S."""
         self._uses = [use for use in self._uses if not use.released()]
         deadline = time.monotonic() + PATIENCE_S
         for use in self._uses:
@@ -154,7 +154,7 @@ class PooledAllGather(DefaultAllGather):
 
 
 class PooledReduceScatter(DefaultReduceScatter):
-    """The reduce-scatter of one unit. The pool provides its input; torch allocates its output, because `.grad` views it."""
+    """The reduce-scatter of one unit, with its input from the pool. torch allocates the output: `.grad` is a view of it."""
 
     def __init__(self, unit: str, pool: BufferPool) -> None:
         self.unit, self.pool = unit, pool
@@ -169,11 +169,11 @@ class PooledReduceScatter(DefaultReduceScatter):
 
 
 pools_of: WeakKeyDictionary[nn.Module, tuple[BufferPool, BufferPool]] = WeakKeyDictionary()
-"""Two pools per model with planned buffers: one of all-gather outputs, one of reduce-scatter inputs."""
+"""A pair of pools for each model: (pool of all-gather outputs, pool of reduce-scatter inputs)."""
 
 
 def install(model: nn.Module, plan: str, prefetch: int) -> None:
-    """Let all units of a model take their communication buffers from two new pools. plan: a key of PLANS."""
+    """Make all units of a model take their communication buffers from two new pools. plan: a key of PLANS, such as scheduled."""
     network = network_of(model)
     units = {
         clean_name(f"{name}.").strip("."): each for name, each in model.named_modules() if isinstance(each, FSDPModule)

@@ -2,7 +2,7 @@
 Plans that give each unit's communication buffer a fixed offset in one large allocation, the arena.
 
 A unit is a module that FSDP2 gathers as a whole. Units are *alive together* if their buffers are in use at the same time, so
-these buffers must not overlap. Requests for buffers are recorded in a run's first step, or predicted from the wrap plan.
+these buffers must not overlap. Requests for buffers are recorded in a run's first step, or predicted from the list of units.
 
 `fixed_pool` and `max_pool` follow Megatron-FSDP (Megatron-LM PR 5462). `scheduled` never needs more memory than `max_pool`.
 """
@@ -37,7 +37,7 @@ class Schedule(NamedTuple):
     units: Mapping[str, Bucket]
     """The buffer of each unit, keyed by unit name, in the order of first requests."""
     alive: Collection[frozenset[str]]
-    """Sets of units whose buffers are in use at the same time, for example {layers.0, layers.1}. Every unit is in a set."""
+    """Sets of units whose buffers are in use at the same time, such as {layers.0, layers.1}. Every unit is in some set."""
 
 
 class Plan(NamedTuple):
@@ -53,17 +53,17 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return one set of units per request in `order`: the last `most` units, whose buffers are in use after the request."""
+    """Return sets of units whose buffers are in use at the same time: after each request in `order`, the last `most` units."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
 def peak(schedule: Schedule) -> int:
-    """Return the maximum bytes in use at the same time. No plan needs less memory, and dynamic buffers need exactly this much."""
+    """Return the maximum bytes in use at the same time. Dynamic buffers need exactly this much memory, and no plan needs less."""
     return max((sum(schedule.units[name].nbytes for name in together) for together in schedule.alive), default=0)
 
 
 def fixed_pool(schedule: Schedule) -> tuple[int, int]:
-    """Return two sizes in bytes: of a pool of two buffers of the most common shape, and of all buffers of other shapes."""
+    """Return two sizes in bytes: of two buffers of the most common shape, and of the buffers of all units with another shape."""
     if not schedule.units:
         return 0, 0
     buckets = schedule.units.values()
@@ -73,7 +73,7 @@ def fixed_pool(schedule: Schedule) -> tuple[int, int]:
 
 def max_pool(schedule: Schedule) -> Plan:
     """Return a plan that divides the arena into equal sets of slots. A set has one slot per dtype, and the slot is large enough
-    for any buffer of this dtype. Units whose buffers are in use at the same time have different sets."""
+    for any buffer of this dtype. Units whose buffers are in use at the same time use different sets."""
     slots: dict[str, int] = {}
     for dtype, nbytes in schedule.units.values():
         slots[dtype] = max(slots.get(dtype, 0), nbytes)
@@ -90,9 +90,9 @@ def scheduled(schedule: Schedule) -> Plan:
 
     Often the units can be divided into two sides so that no two buffers of a side are in use at the same time. Then each
     buffer of one side begins at the bottom of the arena, and each buffer of the other side ends at its top. No smaller arena is
-    possible. Otherwise the plan is
-    the smallest of three. (1) Units are placed from the largest to the smallest, each in the lowest gap that fits. (2) Units are
-    placed in schedule order, each in the lowest gap that fits. (3) Units with the same number from `_copies` share a slot.
+    possible. If there are no such sides, the plan is the smallest of three. (1) Units are placed from the largest to the
+    smallest, each in the lowest gap that fits. (2) Units are placed in the order of the schedule, each in the lowest gap that
+    fits. (3) Units with the same number from `_copies` share a slot.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
@@ -118,7 +118,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Give each unit, in order, the lowest number that none of its neighbours in `near` has. Neighbours must not overlap."""
+    """Number the units in order. Each gets the lowest number from 0 that none of its neighbours in `near` has."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
@@ -166,7 +166,7 @@ def _slots(size: dict[str, int], copy: dict[str, int]) -> dict[str, int]:
 
 
 class InFlight(NamedTuple):
-    """Maximum number of buffers in use at the same time. One more request means that the oldest buffer is free."""
+    """Maximum number of buffers in use at the same time. When one more is requested, the oldest has been released."""
 
     in_forward: int
     in_backward: int
@@ -181,8 +181,8 @@ def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
     Return the maximum number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
 
     In backward, FSDP2 releases an output as soon as it is copied out. In forward, FSDP2 keeps an output until the next output
-    has arrived, so one more output is in use. repeats: whether forward calls some units several times. Such a unit is gathered
-    when it is called and not prefetched, so its output is in use in addition to the prefetched outputs of other units.
+    has arrived, so one more output is in use. repeats: whether forward calls some units several times. Such a unit is not
+    prefetched but gathered when it is called, so its output is in use in addition to the prefetched outputs of other units.
     """
     ahead, more = prefetch or 1, int(repeats and prefetch > 0)
     return InFlight(ahead + 1 + more, ahead + more)
@@ -191,7 +191,7 @@ def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
 def schedule(
     buckets: Mapping[str, Bucket], passes: Iterable[tuple[bool, Sequence[str]]], in_flight: InFlight
 ) -> Schedule:
-    """Return the schedule of several passes. Each pass is a pair: whether it is backward, and its units in request order."""
+    """Return the schedule of several passes. A pass is a pair: (whether it is backward, its units in the order of requests)."""
     alive: set[frozenset[str]] = set()
     for in_backward, order in passes:
         alive |= alive_together(order, in_flight.in_backward if in_backward else in_flight.in_forward)
@@ -201,7 +201,7 @@ def schedule(
 def predicted(
     units: Mapping[str, UnitParameters], precision: Precision, shard: int, prefetch: int
 ) -> tuple[Schedule, Schedule]:
-    """Predict two schedules for one micro batch: all-gather outputs and reduce-scatter inputs. units: in forward order."""
+    """Predict two schedules for one micro batch: of all-gather outputs, and of reduce-scatter inputs. units: in forward order."""
     import torch
 
     units = {name or "root": unit for name, unit in units.items()}
@@ -227,7 +227,7 @@ def predicted(
 
 
 def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
-    """Return units in the order of their gathers in forward. A resharded unit R with several calls alternates: R, A, R, B, R."""
+    """Return units in the order in which forward gathers them: R, A, R, B, R if unit R is resharded and called several times."""
     order: list[str] = []
     repeated: list[str] = []
     for name, unit in units.items():
@@ -238,7 +238,7 @@ def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
 
 
 def _requests(order: Sequence[str], repeated: Collection[str], prefetch: int) -> list[str]:
-    """Convert call order to request order. The call of a unit outside `repeated` also requests the next `prefetch` such units."""
+    """Convert call order to request order. A unit outside `repeated` requests itself and the next `prefetch` such units."""
     once = [name for name in order if name not in repeated]
     requested: list[str] = []
     for name in order:

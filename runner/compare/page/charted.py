@@ -23,7 +23,7 @@ from meshrunner.runner.rundir import StepRow, measured_rows
 POINTS = 600
 """Maximum number of points in a curve. A run with 1200 steps is drawn at every second step."""
 ALL_POINTS = 80_000
-"""Number of points that all curves of a chart share. A chart of many curves has more: each curve keeps FEWEST_POINTS."""
+"""Number of points that are divided among the curves of a chart. Each curve gets at least FEWEST_POINTS, at most POINTS."""
 FEWEST_POINTS = 100
 BINS = 24
 """Number of bins in a histogram. A row with fewer values than bins has no histogram."""
@@ -105,7 +105,7 @@ def _known(row: Row, figure: Figure) -> bool:
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]]]:
-    """Return the differing keys, all value texts, and indices: `texts[indices[run][key]]` is a value; index -1: missing key."""
+    """Return (keys that differ between runs, texts, indices). `texts[indices[run][key]]` is a value; -1 marks a missing key."""
     flat = [flatten(run.config) for run in runs]
     texts: dict[str, int] = {}
     found: dict[str, list[int]] = {}
@@ -122,7 +122,7 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
     Return the loss curve of a row, its step-time curve, and a histogram of its step times. A curve has about `points` points.
 
     A point is the median over the completed runs of the row, or over all its runs if none completed. Step times leave out
-    warm-up, compiling and profiled steps. `axes` numbers the lists of steps. A curve stores the number of its list.
+    warm-up, compiling and profiled steps. `axes` numbers all distinct lists of steps, and a curve stores the number of its list.
     """
     losses = _medians((run.events for run in row.counted), "train/loss")
     measured = [measured_rows(run.events, run.measure_after) for run in row.counted]
@@ -149,7 +149,7 @@ def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
 
 
 def _histogram(values: Sequence[float]) -> list[Any] | None:
-    """Return [lowest value, highest value, fraction of values in each bin]; None for equal values or fewer than BINS."""
+    """Return [lowest value, highest value, fraction of values in each bin]; None if all values are equal or fewer than BINS."""
     if len(values) < BINS or (low := min(values)) >= (high := max(values)):
         return None
     counts = [0] * BINS

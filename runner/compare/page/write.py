@@ -126,7 +126,7 @@ def _table(comparison: Comparison) -> str:
 
 
 def _cell(cell: str, *, key: bool) -> str:
-    """Return a table cell as HTML. `data-by` is its sort key: the number at the beginning of the text, or else the text."""
+    """Return a table cell as HTML. Scripts sort by its attribute `data-by`: the number at the start of the text, or the text."""
     number = re.match(r"(agrees \()?([-+]?[\d,]*\.?\d+(e[-+]?\d+)?)", cell)
     by = number[2].replace(",", "") if number else cell
     kind = " class=key" if key else " class=untested" if UNTESTED in cell else ""

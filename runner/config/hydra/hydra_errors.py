@@ -96,7 +96,7 @@ def _unknown_key(key: str, cause: Any) -> str:
 
 
 def _nearest(name: str, siblings: list[str], node: Any) -> str:
-    """Return a hint `Did you mean ...?`: a similar key among `siblings` or else among all keys, chosen options or not."""
+    """Return a hint `Did you mean ...?`: a similar key among `siblings`, or else among all keys of all options."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
     root: Any = OmegaConf.to_container(node._get_root(), resolve=False) if isinstance(node, DictConfig) else {}

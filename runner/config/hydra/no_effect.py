@@ -20,7 +20,7 @@ REFUSED = {
     "hydra.output_subdir": "config.yaml and overrides.yaml are written to the run directory itself",
     "hydra.sweep.subdir": "a sweep names each run after its number and the values that vary",
 }
-"""Explanation for each key that is refused. Hydra uses these keys only to call a task function, and meshrunner has none."""
+"""Keys of Hydra that are refused, with the reason. Hydra uses them only to call a task function, and meshrunner has none."""
 SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
 LOGS = "the output of a run is in its directory `logs`"
@@ -30,11 +30,11 @@ SILENT = {
     "hydra.hydra_logging": LOGS,
     "hydra.verbose": LOGS,
 }
-"""Reasons for a warning, keyed by the key of Hydra that has no effect, or less effect than Hydra documents."""
+"""Keys of Hydra that have no effect, or less effect than Hydra documents, each mapped to the reason for the warning."""
 ONLY_SWEEPS = ("hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel")
 SWEEPER = "hydra.runtime.choices.hydra/sweeper"
 NEUTRAL = {"hydra.sweeper._target_": BASIC_SWEEPER, "hydra.job_logging.version": 1, "hydra.hydra_logging.version": 1}
-"""Default values of keys that conf/run.yaml does not set. Only a changed key causes a warning."""
+"""Default values of Hydra's keys that conf/run.yaml does not set. A key that has its default value causes no warning."""
 
 
 def refuse(config: DictConfig, *, sweep: bool) -> None:
@@ -79,7 +79,7 @@ def _typed(given: dict[str, Any], key: str) -> str:
 
 
 def _changed(given: dict[str, Any], key: str) -> list[str]:
-    """Return `key` and the keys that begin with `key.`, if their values differ from conf/run.yaml. null and [] are equal."""
+    """Return the keys, among `key` and the keys below it, whose values differ from their defaults. null and [] count as equal."""
     if SILENT.get(key) == LOGS and _typed(given, key):
         return [key]
     if key == "hydra.sweeper" and given[SWEEPER] != "basic":

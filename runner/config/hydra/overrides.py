@@ -89,7 +89,7 @@ def as_typed(overrides: Sequence[str]) -> list[str]:
 
 
 def _quoted(override: str) -> str:
-    """Quote the rules in an override of `sweep.exclude` or `sweep.baseline`: Hydra reads `=` in a value only inside quotes."""
+    """Quote the conditions in an override of `sweep.exclude` or `sweep.baseline`: Hydra allows `=` in a value only in quotes."""
     if bare := WITHOUT_SECTION.fullmatch(override):
         meant = shlex.quote(f"sweep.{bare['rule']}")
         raise ConfigError(f"{bare['rule'].partition('=')[0]}: unknown key. Did you mean {meant}?")
@@ -130,7 +130,7 @@ def split_outside(text: str, separators: str) -> list[str]:
 
 
 def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
-    """Rewrite `GROUP.key=value` as a one-value sweep if a sweep varies `group`, because the default option may lack the key."""
+    """Rewrite `GROUP.key=1` as a one-value sweep if GROUP varies. Otherwise Hydra would set the key in the default option too."""
     parser = OverridesParser.create()
     sweeps = {override: parser.parse_override(override).is_sweep_override() for override in overrides}
     if not any(sweeps[override] and override.startswith(f"{group}=") for override in overrides):
@@ -144,7 +144,7 @@ def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
 
 
 def check_number(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if a sweep has more than MAX_RUNS combinations. Hydra cannot count them without listing them all."""
+    """Raise ConfigError if a sweep has more than MAX_RUNS combinations. Hydra itself can only count them by listing them all."""
     counts = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         count, value = 1, override.value()

@@ -29,13 +29,13 @@ IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
 
 
 def select_behaviour() -> None:
-    """Make Hydra 1.3 behave as version 1.3; its default is version 1.1. Hydra 1.4 offers no choice and deprecates the call."""
+    """Make Hydra 1.3 behave as version 1.3, because it imitates version 1.1 by default. Hydra 1.4 deprecates this call."""
     if hydra.__version__.startswith("1.3."):
         version.setbase("1.3")
 
 
 def register_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:
-    """Register an interpolation resolver. In OmegaConf 2.3, `register_resolver` is the name of an older, different function."""
+    """Register an interpolation resolver. OmegaConf 2.3 calls this `register_new_resolver`, and 2.4 `register_resolver`."""
     name_of_function = "register_new_resolver" if omegaconf.__version__.startswith("2.3.") else "register_resolver"
     register: Callable[..., None] = getattr(OmegaConf, name_of_function)
     register(name, resolver, use_cache=use_cache, replace=True)

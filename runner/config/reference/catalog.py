@@ -1,8 +1,7 @@
-"""
-The catalogue of all keys that a configuration can hold, with their documentation, accepted values and defaults.
+"""The catalogue of all keys that a configuration can hold, with their documentation, accepted values and defaults.
 
 A group (`optimizer`) is a part of the configuration for which the user chooses an option (`optimizer=adamw`). An option's key
-`kind` names the option's class, whose fields are the option's keys. A section is any class with such fields.
+`kind` names a class, and the fields of this class are the keys of the option. A section is any class whose fields are keys.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Key(NamedTuple):
     """Name on the command line. `[]` means every entry of a list: `wrap.rules[].match` is a key of each entry of wrap.rules."""
     field: str
     owners: Mapping[str, type[Section]]
-    """Classes that define the key, keyed by the kind of option. The only kind is an empty string if the key is in no group."""
+    """The class that defines the key, for each kind of option. A key in no group has one class, under the kind ""."""
 
     @property
     def group(self) -> str:
@@ -51,7 +50,7 @@ class Key(NamedTuple):
         return self.name.rpartition(".")[2]
 
     def documentation(self) -> dict[str, list[str]]:
-        """Return the key's docstrings, each with the kinds that use it. The classes of a group may describe a key differently."""
+        """Return the key's docstrings, each mapped to the kinds that have it. Kinds of a group may describe a key differently."""
         found: dict[str, list[str]] = {}
         for kind, owner in self.owners.items():
             found.setdefault(documentation(owner).get(self.field, ""), []).append(kind)
@@ -68,7 +67,7 @@ class Key(NamedTuple):
         return "; or ".join(dict.fromkeys(found))
 
     def defaults(self) -> dict[str, Any]:
-        """Return the key's defaults, keyed by option. The only option is an empty string if the key is in no group."""
+        """Return the key's default in each option that has the key. A key in no group has one default, under the option ""."""
         if self.group not in shipped.groups():
             found = value_at(shipped.top_level(), self.name)
             return {} if found is ... else {"": found}

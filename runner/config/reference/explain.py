@@ -79,7 +79,7 @@ def explain_group(group: str, about: str, keys: list[Key]) -> str:
 
 
 def explain_option(group: str, option: str, keys: list[Key]) -> str:
-    """Explain an option and show the values that the option sets. For an experiment, show the lines of its YAML file."""
+    """Explain an option and show the values that it sets. For an option of the group `experiment`, show its YAML file instead."""
     parts = [f"{group}={option}", paragraph(shipped.about(group, option))]
     if group == shipped.EXPERIMENT:
         body = [line for line in shipped.file_text(group, option).splitlines() if not line.startswith("#")]

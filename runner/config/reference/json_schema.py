@@ -45,7 +45,7 @@ def file_schema(section: type[Section], **more: dict[str, Any]) -> dict[str, Any
 
 @cache
 def section_schema(section: type[Section]) -> dict[str, Any]:
-    """Return the JSON schema of one section. Describe a group in the section as just a mapping, and so import no option."""
+    """Return the JSON schema of one section. A group inside it accepts any mapping, so that no option must be imported."""
     return _Generator(with_options=False).of(section)
 
 

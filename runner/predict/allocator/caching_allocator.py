@@ -18,7 +18,7 @@ from meshrunner.runner.predict.allocator.segments import (
 UNIT = 512
 """Bytes of the smallest block. Every block size is a multiple of UNIT."""
 SMALL = MIB
-"""Largest small request, in bytes. If segments are fixed, blocks for larger requests are split only if the rest exceeds SMALL."""
+"""Largest small request, in bytes. In a fixed segment, a larger request splits a block only if the rest exceeds SMALL."""
 
 
 class OutOfMemory(Exception):
@@ -29,8 +29,8 @@ class CachingAllocator:
     """
     Allocator that serves a request from the smallest sufficient cached block of its stream, or else from a new segment.
 
-    Sizes are in bytes. Private pools (CUDA graphs) and some settings (see `allocator_settings`) are not modelled. Addresses
-    differ from those of the driver, so the model may use another one of several free blocks of equal size.
+    Sizes are in bytes. Private pools (CUDA graphs) and some settings (see `allocator_settings`) are not modelled. If several free
+    blocks have equal sizes, this model may choose a different one than torch, because its addresses differ from the driver's.
     """
 
     def __init__(self, capacity: int | None, *, expandable: bool) -> None:
@@ -74,7 +74,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Return free memory to the device, except memory that shares a segment or page with memory in use."""
+        """Return free memory to the device, except memory in a fixed segment or a page that is partly in use."""
         self.synchronize()
         for pool in self._pools.values():
             self.segments.release(pool)
@@ -84,7 +84,7 @@ def allocator_settings(name: str, conf: str) -> tuple[bool, list[str]]:
     """
     Return whether segments are expandable, and a sentence for each setting that is not modelled.
 
-    `name` is PYTORCH_ALLOC_CONF or an older name of this variable. `conf` is its value.
+    `name` is PYTORCH_ALLOC_CONF or an older name of this environment variable. `conf` is the variable's value.
     """
     expandable, remarks = False, []
     for item in re.split(r",(?![^\[]*\])", re.sub(r"\s", "", conf)):  # at commas outside of brackets

@@ -10,7 +10,7 @@ OWN_SEGMENT = 10 * MIB
 """Smallest request, in bytes, that gets its own fixed segment. The segment's size is a multiple of OWN_SEGMENT_UNIT."""
 OWN_SEGMENT_UNIT = 2 * MIB
 ADDRESSES = 2**50
-"""Bytes in the address range of an expandable segment. No device has as much memory, so each pool needs only one segment."""
+"""Bytes in the address range of an expandable segment. No device has that much memory, so each pool needs only one segment."""
 
 
 def round_up(nbytes: int, unit: int) -> int:
@@ -74,7 +74,7 @@ class BlockPool:
         """
         Remove and return the smallest free block of at least `size` bytes. Among equal sizes, take the lowest address.
 
-        A block directly before unmapped memory counts with the size of both. So a segment's last mapped block is used last.
+        If unmapped memory follows a block, its size is added to the block's size, so a segment's last mapped block is used last.
         """
         free = self.free
         i = bisect_left(free, (size,))
@@ -110,7 +110,7 @@ def _size_when_grown(block: MemoryBlock) -> int:
 
 
 class Segments:
-    """Set of segments that cannot grow or shrink (`cudaMalloc`). A segment can be released only if all of it is free."""
+    """Set of fixed segments, which cannot grow or shrink (`cudaMalloc`). A segment can be released only if all of it is free."""
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity = capacity
@@ -133,7 +133,6 @@ class Segments:
                 self.reserved -= block.size
 
     def _reserve(self, nbytes: int) -> bool:
-        """Reserve `nbytes` bytes if the capacity allows, and return whether they were reserved."""
         if self.capacity is not None and self.reserved + nbytes > self.capacity:
             return False
         self.reserved += nbytes
@@ -149,9 +148,10 @@ class Segments:
 
 class ExpandableSegments(Segments):
     """
-    Set of one segment per pool (`expandable_segments:True`). A segment is a huge address range, whose pages are mapped on demand.
+    Set of expandable segments, one per pool (`expandable_segments:True`).
 
-    A page that is entirely free can be unmapped, so that another pool can use its memory.
+    A segment is a huge address range, whose pages are mapped on demand. A page that is entirely free can be unmapped,
+    so that another pool can use its memory.
     """
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
@@ -177,7 +177,7 @@ class ExpandableSegments(Segments):
                 self._unmap(block, begin, end)
 
     def _lowest_range(self, pool: BlockPool, size: int) -> MemoryBlock:
-        """Return the first block of the lowest range of adjacent free or unmapped blocks that have `size` bytes in total."""
+        """Return the first of the adjacent free or unmapped blocks with `size` bytes in total that have the lowest addresses."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
             first = unmapped if before is None or before.allocated else before

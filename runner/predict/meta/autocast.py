@@ -1,4 +1,4 @@
-"""Adds autocast to the meta device, where torch has none. A function mode casts arguments as autocast on a GPU or CPU does."""
+"""Adds autocast to the meta device, where torch has none. A TorchFunctionMode casts arguments like autocast on a GPU or CPU."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ FP32_ON_CUDA = FP32_ON_CPU | {
 
 
 class _Autocast(TorchFunctionMode):
-    """Context that casts each parameter only once and keeps the result until the context ends, as torch.autocast does."""
+    """Autocast context on meta. Like torch.autocast, it casts each parameter once and keeps the result until the context ends."""
 
     def __init__(self, dtype: torch.dtype | None, active: list[_Autocast], *, on_cuda: bool) -> None:
-        """Create a context that casts to `dtype`, or not at all if it is None. `active`: entered contexts, innermost last."""
+        """Create a context that casts to `dtype`, or not at all if it is None. `active`: all open contexts, innermost last."""
         super().__init__()
         self.dtype, self.active, self.on_cuda = dtype, active, on_cuda
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}

@@ -1,5 +1,5 @@
 """
-Traces the memory and time of compiled code through a backend of torch.compile that generates no code.
+Traces the memory and time of compiled code. A backend of torch.compile runs graphs on meta instead of generating kernels.
 
 dynamo, AOT autograd, and inductor's decompositions and partitioner run as usual. The resulting graphs then run on meta, operator
 by operator. Only the final result of a fused kernel gets memory, because the kernel never stores its intermediate results.
@@ -145,7 +145,7 @@ def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:
 
 
 class Interpreter(fx.Interpreter):
-    """Interpreter that runs a compiled graph on meta and records its kernels. If `memory` is None, no nodes are fused."""
+    """Interpreter that runs a compiled graph on meta and records its kernels. If `memory` is None, no operators are fused."""
 
     def __init__(self, graph: fx.GraphModule, memory: GraphMemory | None, recorder: Recorder) -> None:
         super().__init__(graph)
@@ -178,7 +178,7 @@ class Interpreter(fx.Interpreter):
         return result
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a node. A node that saves the random state for recomputation returns 16 bytes in host memory, as on a GPU."""
+        """Run a node. If it saves the random state for recomputation, this state takes 16 bytes of host memory, as on a GPU."""
         if target is torch.ops.higher_order.run_and_save_rng_state:
             operator, *rest = args
             return torch.empty(16, dtype=torch.uint8, device="cpu"), operator(*rest, **kwargs)

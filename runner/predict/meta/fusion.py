@@ -26,8 +26,8 @@ VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
 """Operators that return views although their schema does not say so."""
 READS_TO_INLINE = 4
 """
-Maximum number of tensors read to compute a result that inductor recomputes for each operator that uses it. A result that needs
-more reads is computed once and stored (`torch._inductor.config.realize_reads_threshold`).
+Threshold for results that several operators use. Inductor stores such a result if it is computed from more tensors than this.
+Otherwise, each of these operators computes the result again (`torch._inductor.config.realize_reads_threshold`).
 """
 
 
@@ -78,7 +78,7 @@ def _values(node: Node) -> list[Tensor]:
 
 
 def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node]) -> dict[Node, int]:
-    """Return the bytes that a fused kernel reads from each tensor in memory to compute a node, keyed by tensor."""
+    """Return the tensors that a fused kernel must read from memory to compute `node`, each with the number of bytes to read."""
     total: dict[Node, int] = {}
     for argument in node.all_input_nodes:
         base = _base(argument)
@@ -93,7 +93,7 @@ def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node])
 
 
 def _base(node: Node) -> Node:
-    """Return the node at the start of the chain of views that ends in `node`."""
+    """Return the tensor of which `node` is a view, or `node` itself if it is not a view. Follow chains of views."""
     while _is_view(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node

@@ -1,7 +1,7 @@
 """
 Makes attention and RMSNorm on meta keep the same tensors for backward as the kernels of a GPU or CPU.
 
-Meta's own kernels keep other tensors, so the predicted memory would be wrong.
+torch's own kernels for meta keep other tensors. With them, the predicted memory would be wrong.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _FusedRMSNorm(torch.autograd.Function):
 
 
 def _touch(read: tuple[Tensor | None, ...], written: tuple[Tensor | None, ...]) -> None:
-    """Log the memory traffic of a kernel that reads and writes these tensors, by calling an operator that computes nothing."""
+    """Call an operator that computes nothing, so that the recorder logs the memory traffic of a kernel on these tensors."""
 
     def local(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
         return [each.to_local() if isinstance(each, DTensor) else each for each in tensors if each is not None]

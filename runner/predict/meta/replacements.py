@@ -12,7 +12,7 @@ class Replacements(ExitStack):
     """Context manager that restores every replaced attribute when it ends."""
 
     def replace(self, owner: Any, name: str, value: Any) -> Any:
-        """Replace an attribute and return its previous value. Raise ConfigError if this release of torch lacks the attribute."""
+        """Replace an attribute and return its previous value. Raise ConfigError if the installed torch lacks the attribute."""
         held = vars(owner)
         if name not in held:
             import torch

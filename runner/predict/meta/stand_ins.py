@@ -37,8 +37,8 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """
     Make FSDP2 use the streams of `recorder.device`, so that the trace shows which communication overlaps with compute.
 
-    FSDP2 gets streams from the device's module. It uses `torch.accelerator.current_stream` only to free an all-gather whose
-    result was never used. Frozen blocks below the first trained block have such all-gathers.
+    FSDP2 gets streams from the device's module, such as `torch.cuda`. It calls `torch.accelerator.current_stream` only to free
+    an all-gather whose result was never used. Frozen blocks below the first trained block have such all-gathers.
     """
     for user in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
         in_torch.replace(user, "_get_device_handle", lambda _="cuda": recorder.device)
@@ -46,7 +46,7 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make FSDP2 shard parameters on meta. Unchanged, FSDP2 would use the mesh's device and reject meta parameters."""
+    """Make FSDP2 shard parameters on meta. Without this, FSDP2 would use the mesh's device and reject parameters on meta."""
     # Import by name, because the package exports a function with the same name as this module.
     fully_shard = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
     for user in (_fsdp_init, fully_shard):
@@ -70,7 +70,7 @@ def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
 
 def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
     """
-    Reduce DDP's buckets in a Python hook, because DDP's C++ reducer rejects a fake process group.
+    Make DDP reduce its buckets in a Python hook, because DDP's C++ reducer rejects a fake process group.
 
     After the first step, DDP would rebuild its buckets and broadcast their order, but meta tensors have no values to broadcast.
     In a trace, the buckets therefore have their final order from the start. DDP's step timer is off: it does not support meta.
@@ -142,13 +142,13 @@ def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make grouped-query attention in fp32 repeat keys and values, as it does on a GPU, where torch lacks a grouped kernel."""
+    """Make fp32 grouped-query attention repeat keys and values if a GPU is predicted. torch has no such kernel for GPUs."""
     if not recorder.on_host:
         in_torch.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
 
 
 def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:
-    """Replace torchao's test whether a float8 weight has a scale. It reads the scale's value, but meta tensors have no values."""
+    """Replace torchao's test whether a float8 weight has a scale. The test reads the scale's value, but meta has no values."""
     convert = Float8.convert
 
     def traced_convert(self: Float8, network: Network) -> None:

@@ -14,14 +14,14 @@ WITHOUT_WORK = {
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "set_", "resize_"),
     *("record_stream", "detach", "lift_fresh", "split_with_sizes", "_reshape_alias", "_local_scalar_dense"),
 }
-"""aten operators that compute nothing."""
+"""aten operators that compute nothing and therefore cost no time."""
 MATMULS = {
     *("mm", "bmm", "addmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward"),
     *("grouped_mm", "grouped_mm_weights"),
 }
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Values of `Collective.name`. torch's operator names begin with one of them if underscores are ignored: `_allgather_base_`."""
+"""Names of collectives. torch's operator names begin with one of them if underscores are ignored, such as `_allgather_base_`."""
 
 
 class Traits(NamedTuple):

@@ -30,7 +30,7 @@ class Freed(NamedTuple):
 
 
 class UsedByStream(NamedTuple):
-    """Another stream uses the memory (`record_stream`). If the memory is freed, it is not reused until that stream is done."""
+    """`stream` uses memory of another stream (`record_stream`). If freed, the memory is not reused until `stream` is done."""
 
     allocation: Allocation
     stream: int

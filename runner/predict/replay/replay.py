@@ -23,7 +23,7 @@ from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 
 
 class InstantClock:
-    """Clock of a device of unknown speed, on which all work finishes at once. See `SimulatedClock`."""
+    """Clock for a device of unknown speed: all work finishes at once. `SimulatedClock` has the same methods."""
 
     host = 0.0
 
@@ -156,7 +156,6 @@ class _Replay:
         self._record()
 
     def _record(self) -> None:
-        """Add a point with the memory held now to the current step."""
         if self._record_points:
             held, reserved = tuple(self._by_category.values()), self._allocator.segments.reserved
             self._points.append(Point(len(self._points), self._phase, held, reserved))

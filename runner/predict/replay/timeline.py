@@ -54,12 +54,12 @@ class Timeline(NamedTuple):
 
 
 def timeline(points: list[Point], capacity: int, memory: int, most: int = POINTS) -> Timeline:
-    """Return the timeline of one step with at most about `most` points."""
+    """Return the timeline of one step, with about `most` of its `points`."""
     return Timeline(_thinned(points, most), list(_parts(points)), capacity, memory)
 
 
 def points_without_allocator(events: EventLog, step: int) -> list[Point]:
-    """Return the points of a step, assuming that freed memory is released at once even if other streams still use it."""
+    """Return the points of a step. Freed memory is assumed to be released at once, even if other streams still use it."""
     points: list[Point] = []
     held, phase = dict.fromkeys(CATEGORIES, 0), Phase(-1, START)
 
@@ -87,7 +87,7 @@ def _parts(points: Sequence[Point]) -> Iterator[Part]:
 
 
 def _thinned(points: list[Point], most: int) -> list[Point]:
-    """Return about `most` of the points: the highest of each phase, and the highest and the lowest of equally long intervals."""
+    """Return about `most` of the points: the highest of each phase, and the highest and lowest of each of many intervals."""
     if len(points) <= most:
         return points
     total, phases = attrgetter("total"), dict[Phase, list[Point]]()

@@ -27,7 +27,7 @@ GB, MB = 1e9, 1e6
 LINK_BANDWIDTH = 450.0
 """`link_bandwidth` of the H100 in GB/s. On another device, NODE_BANDWIDTH is scaled by the ratio of the link bandwidths."""
 NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
-"""Pairs (ranks of the group, GB/s of an all-gather or reduce-scatter) within a node. GB/s counts the whole buffer."""
+"""Pairs (ranks of the group, GB/s of an all-gather or reduce-scatter) within a node. GB/s = GB of the whole buffer / s."""
 NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
 """Pairs (ranks of the group, latency in seconds of an all-gather or reduce-scatter) within a node."""
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
@@ -101,7 +101,7 @@ class GPURates:
         return min(2 * (latency + transfer), up_and_down + 2 * transfer / TREE)
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
-        """Return 0: the efficiencies were fitted to runs on several GPUs, so they already include waits for the slowest rank."""
+        """Return 0. `hardware.efficiency` already includes waits for the slowest rank, as it was fitted to multi-GPU runs."""
         return 0.0
 
 
@@ -130,7 +130,7 @@ class CPURates:
         return tflops * 1e12 * share * (1.0 if kind == "matmul" else speed.attention)
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """See `GPURates`. Assume that all links are equally fast. Gloo runs a reduce-scatter as an all-reduce of a copy."""
+        """See `GPURates`. All links are assumed to be equally fast. Gloo runs a reduce-scatter as an all-reduce of a copy."""
         if len(ranks) < 2:
             return 0.0
         passes = 2 if name in ("all_reduce", "reduce_scatter") else 1
@@ -157,7 +157,7 @@ def device_rates(hardware: GPU | CPU, fp32_rate: Fp32Rate, workers: int) -> Rate
 
 
 def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
-    """Return the field of `hardware.peak` for matmuls in a dtype, and a factor on its rate, which is 1 except for fp64."""
+    """Return the field of `hardware.peak` for matmuls in a dtype, and the factor to apply to its rate (0.5 for fp64, else 1)."""
     if dtype in ("bfloat16", "float16"):
         return "bf16", 1.0
     if dtype.startswith("float8"):

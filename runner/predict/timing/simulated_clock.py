@@ -30,9 +30,9 @@ class StepTime(NamedTuple):
     """Time of one step and of the work in that step."""
 
     seconds: float
-    """Seconds from the end of the previous step to the end of this one, plus time lost to overlapping communication."""
+    """Seconds from the end of the previous step to the end of this one, plus the time that compute loses to communication."""
     seconds_by_part: dict[str, float]
-    """Seconds that streams spend on each kind of work in PARTS. Kinds overlap, so the sum can exceed `seconds`."""
+    """Seconds that streams spend on each kind of work in PARTS. Streams run at the same time, so the sum can exceed `seconds`."""
     exposed_communication_s: float
     """Seconds the compute stream idles while it waits for communication."""
 
@@ -92,7 +92,7 @@ class SimulatedClock:
         self._since_collective = 0.0
 
     def step_time(self, skipped_micro_batches: int = 0) -> StepTime:
-        """Return the time of the current step so far. A micro batch not traced counts as long as the second-last traced one."""
+        """Return the time of the step so far. Each micro batch that is not traced adds the time of the second-last traced one."""
         totals = self._totals()
         if skipped_micro_batches:
             before, after = self._micro_batches[-2:]
@@ -116,7 +116,7 @@ class SimulatedClock:
         self._part = part
 
     def _totals(self) -> dict[str, float]:
-        """Return the seconds since the step began, and the seconds of each kind of work."""
+        """Return the seconds since the step began (key `seconds`), and the seconds of each kind of work."""
         return {"seconds": self._all_done_at() - self._began, **self._work}
 
     def _all_done_at(self) -> float:

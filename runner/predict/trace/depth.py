@@ -1,8 +1,8 @@
 """
 Extrapolates the memory peak of a model from traces of two shallow models, which are the same model with fewer blocks.
 
-The depth of a model is its number of blocks. If all blocks are alike, the memory peak within block n, counted from the front or
-from the end, is linear in the depth. The highest of these peaks is not: in a deeper model, another block may have the highest.
+The depth of a model is its number of blocks. If all blocks are alike, the memory peak within block n (counted from the front or
+from the end) is linear in the depth. The model's peak is not linear, because in a deeper model another block may peak highest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONGEST_PERIOD = 8
 ANY_DEPTH = ("blocks", "size", "root_only", "rules")
 """Values of `wrap.kind` that treat all blocks alike. `rules` does so only if none of its patterns matches single blocks."""
 SINGLE = re.compile(r"[\d?[]")
-"""Characters in patterns that can match single blocks, such as `layers.1.*`, `layers.?` or `layers.[ab]`."""
+"""Characters that let a pattern of names match single blocks, such as `layers.1.*`, `layers.?` or `layers.[ab]`."""
 
 
 class Depths(NamedTuple):
@@ -29,9 +29,9 @@ class Depths(NamedTuple):
     deeper: int
     full: int
     front: int
-    """Number of first blocks. Each block's peak is extrapolated from the peaks of the same block in the two traced models."""
+    """Number of blocks at the front. Their peaks are extrapolated from the peaks of the same blocks in both traced models."""
     reach: int
-    """Number of last blocks. Their peaks are extrapolated likewise. Blocks between the first and the last never peak higher."""
+    """Number of blocks at the end. Their peaks are extrapolated likewise. Blocks between front and end never peak higher."""
 
     def at_full_depth(self, shallow: int, deeper: int) -> int:
         """Extrapolate a value linearly to the full depth, given its values at the depths `shallow` and `deeper`."""
@@ -106,7 +106,7 @@ def step_peak(trace: Trace) -> PeakMemory:
 
 
 def _positions(trace: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
-    """Return (phase, peak bytes), keyed by (part of the last step, block). Blocks near the end are negative: the last is -1."""
+    """Return (phase, peak bytes) in the last step, keyed by (part, block). The last blocks get negative numbers (last: -1)."""
     found: dict[tuple[str, int | None], tuple[Phase, int]] = {}
     for phase, total in trace.ledger.peaks().items():
         step, part, block = phase

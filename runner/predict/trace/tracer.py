@@ -36,11 +36,11 @@ STEPS = 2
 """Optimizer steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
 MICRO_BATCHES = 4
 """
-Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last one reduces them. The
-micro batches between them are alike, so the time of the third is used for each micro batch that is not traced.
+Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last one reduces them. All
+other micro batches are alike, so each micro batch that is not traced is assumed to take as long as the third.
 """
 CUDA_ROUNDING = 512
-"""Unit of block sizes in CUDA's caching allocator: every block is a multiple of 512 bytes."""
+"""CUDA's caching allocator rounds the size of each block up to a multiple of this number of bytes."""
 
 
 class Trace(NamedTuple):
@@ -96,7 +96,7 @@ def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
     """
     Call `start` once, immediately before the model's parameters are allocated.
 
-    Earlier events are not recorded, because a real run, too, builds its model on the meta device before it allocates parameters.
+    `start` begins the recording. A real run also builds its model on meta first, and uses no device memory until then.
     """
     once = cache(start)
 
@@ -115,7 +115,7 @@ def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence all warnings and torch's error logs. The warnings concern real training; the logs only repeat exceptions."""
+    """Silence all warnings, because they concern real training, and torch's error logs, because they only repeat exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -34,7 +34,7 @@ def place(arguments: list[str]) -> int:
 def checked(
     composed: Composed, workers_of: Callable[[Experiment], int], *, here: bool
 ) -> tuple[Experiment, dict[str, Any]]:
-    """Check and predict a run. Return its Experiment and plan.json's content. `here`: whether the run starts on this machine."""
+    """Check and predict a run. Return its Experiment and the content of plan.json. `here`: whether it starts on this machine."""
     with naming("checking the configuration"):
         experiment = check(composed.config)
         workers = workers_of(experiment)

@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _collect_again() -> None:
-    """Enable garbage collection again, because the process may live for days. Exempt the objects that imports created."""
+    """Enable garbage collection again, because the process may live for days. Objects that exist already are never collected."""
     gc.freeze()
     gc.enable()
 

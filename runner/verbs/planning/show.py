@@ -89,7 +89,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
 
 
 def _lowered(experiment: Experiment, network: Network) -> str:
-    """Return a note on parameters that the model keeps in fp32 but the parallelism lowers, or "" if there are none."""
+    """Return a note on parameters that the model keeps in fp32 but the parallelism casts to a lower precision, or "" if none."""
     layout = experiment.parallelism
     names = [name for name, _ in network.named_parameters() if network.stays_fp32(name)]
     if experiment.precision.param_dtype is None or not names or layout.mixes_dtypes():
@@ -104,7 +104,7 @@ def _mesh(dims: dict[str, int]) -> str:
 
 
 def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> int:
-    """Return the bytes that a device sends to experts and gets back in one step. Experts on the device itself count, too."""
+    """Return the bytes that a device sends to experts and receives from them in one step, including the device's own experts."""
     option, total = experiment.activation_checkpoint, 0
     for block in range(len(network.block_names())):
         passes = 3 if option.recomputes(block) and option.repeats_exchange else 2  # forward, backward, recomputation
@@ -142,7 +142,7 @@ def _memory(
 def _plan(
     experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Table:
-    """Return a table of FSDP units: parameters without those of nested units, and bytes gathered and reduced per step."""
+    """Return a table of FSDP units. A unit's parameters exclude nested units. Bytes gathered and reduced are per step."""
     from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
     micro_batches = experiment.accumulation(degrees.data)[1]
@@ -172,7 +172,7 @@ def _plan(
 def _buffers(
     experiment: Experiment, network: Network, units: dict[str, UnitParameters], degrees: Degrees
 ) -> Iterator[str]:
-    """Yield a line on all-gather buffers and one on reduction buffers: a device's peak bytes for each allocation method."""
+    """Yield a line for all-gather buffers and one for reduction buffers: a device's peak bytes with each allocation method."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}

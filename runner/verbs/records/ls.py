@@ -62,7 +62,7 @@ class Entry:
 
     @cached_property
     def settings(self) -> dict[str, list[Any]]:
-        """Values that each key or group has in any of the runs: in the first run's config.yaml, or in overrides that vary."""
+        """Values of each key or group: the first run's value, followed by the values in overrides that vary between the runs."""
         names = run_names(self.path) if is_sweep(self.path) else [""]
         run = read_run(self.path / names[0]) if names else None
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}

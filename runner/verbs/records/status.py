@@ -18,13 +18,13 @@ from meshrunner.runner.rundir import StepRow, last_rows, run_labels
 from meshrunner.runner.rundir.files import SLURM_JOB
 
 LISTED = 8
-"""Maximum number of runs that a line names for one reason or SLURM state."""
+"""Maximum number of runs to name in a line below the table. Such a line shows the runs with the same reason or SLURM state."""
 UNREADABLE = ("damaged", "missing")
 """States of runs whose files cannot be read, so that no figures are known."""
 
 
 def status(arguments: list[str]) -> int:
-    """Print a row for every run of the directories. Raise ConfigError if a directory has no runs."""
+    """Print a row for each run in the given directories. Raise ConfigError if a directory has no runs."""
     runs = read_runs(parse("status", arguments).directories, glance)
     views = _slurm_views(runs)
     if on_terminal():
@@ -49,7 +49,7 @@ def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 
 def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
-    """Print a table with a row per run. Below it, print each reason or SLURM state once, with the runs that share it."""
+    """Print a table with a row per run. Below the table, print each reason or SLURM state once, with its runs."""
     screen, folders = console(), {run.path.parent for run in runs}
     labels = run_labels(runs[0].path.parent) if len(folders) == 1 else {}  # the settings that vary in one sweep
     rows = []

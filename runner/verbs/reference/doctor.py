@@ -1,4 +1,4 @@
-"""`meshrunner doctor`: report this machine's software and hardware, and what does not work because a part is missing."""
+"""`meshrunner doctor`: report this machine's software and hardware. For each missing part, say what does not work without it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ HYDRA = {
     "hydra.hydra_help": "Your own text for --hydra-help: hydra_help, template.",
     "hydra": "Hydra's settings that are useful here, and the settings that replace the others.",
 }
-"""Explanations of Hydra's keys that have an effect here, because class Experiment has no fields for them."""
+"""Explanations of the Hydra keys that have an effect in meshrunner. Class Experiment has no fields for these keys."""
 
 
 def help(arguments: list[str]) -> int:
