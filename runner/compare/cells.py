@@ -78,11 +78,13 @@ def legend(comparison: Comparison) -> Iterator[str]:
     """Yield a line for each mark and word in the cells that needs an explanation."""
     against = [each for each in comparison.against if each is not None]
     tested = [each.within_noise for each in against if each.speed_pct is not None]
-    test = f"Welch's t-test over the runs' {comparison.speed.title}, p >= {ALPHA:g}"
     if True in tested:
-        yield f"~ within noise ({test})"
+        yield f"~ within noise: tests of the runs' {comparison.speed.title} at {ALPHA:.0%} for the whole table (Holm)"
     if None in tested:
-        yield f"not tested: a test for noise needs {REPEATS} completed runs on each side ({test})"
+        yield f"not tested: a test for noise needs {REPEATS} completed runs on each side"
+    if (visible := comparison.smallest_visible()) is not None:
+        repeats, more = comparison.repeats, comparison.smallest_visible(times=2)
+        yield f"differences of {visible:.1f}% and more would have shown; {2 * repeats} repeats would show {more:.1f}%"
     if tested and comparison.speed.key != WPS.key:
         title = comparison.speed.title
         yield f"on CPUs, speeds are compared by {title}, because other processes distort wall-clock time"

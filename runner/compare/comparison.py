@@ -14,7 +14,7 @@ from meshrunner.recipes.config_keys import same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import Keys, first_of, row_name, text
-from meshrunner.runner.compare.noise import ALPHA, p_value
+from meshrunner.runner.compare.noise import ALPHA, Noise, holm
 from meshrunner.runner.compare.parity import Parity, verdict
 from meshrunner.runner.compare.runs import Run, read_runs
 from meshrunner.runner.figures import Figure, figure_of, merged, speed_figure
@@ -35,6 +35,11 @@ class Row:
     values: dict[str, Any]
     """The varying keys of the row and their values."""
     runs: list[Run]
+
+    @property
+    def key(self) -> Path:
+        """Key of the row in `Noise`."""
+        return self.runs[0].path
 
     @property
     def completed(self) -> list[Run]:
@@ -67,7 +72,12 @@ class Row:
 
     def measured(self, figure: Figure) -> list[float]:
         """Return the values of a figure in the completed runs. Runs without this figure are left out."""
-        return [value for run in self.completed if (value := run.figures.get(figure.summary_keys[0])) is not None]
+        return list(self.by_round(figure).values())
+
+    def by_round(self, figure: Figure) -> dict[tuple[Path, str], float]:
+        """Return the values of a figure in the completed runs, by round."""
+        values = {run.round: run.figures.get(figure.summary_keys[0]) for run in self.completed}
+        return {key: value for key, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -77,9 +87,9 @@ class Against:
     row: Row
     """The baseline."""
     speed_pct: float | None
-    """Percentage by which the row is faster than the baseline."""
+    """Percentage by which the row is faster than the baseline: of geometric means if it is tested, otherwise of medians."""
     p_value: float | None
-    """The p-value of the difference in speed; None if there are too few repeats."""
+    """The p-value of the difference in speed, adjusted for the number of tests in the table; None if it is not tested."""
     repeats: int
     """Number of completed runs with a known speed: the row's number or the baseline's number, whichever is smaller."""
     verdict: Parity
@@ -105,12 +115,28 @@ class Comparison:
     remarks: list[str]
     scaling: list[float | None] = field(default_factory=list)
     """WPS of each row in percent of the WPS of its reference row, which `_scaling` selects. None if unknown."""
+    noise: Noise = field(default_factory=lambda: Noise({}), repr=False)
+    """The noise of the speeds."""
     selection: str = ""
     """Description of the selected rows, such as `12 of 60 rows (parallelism=fsdp2)`; empty if nothing was selected."""
 
     @property
     def runs(self) -> list[Run]:
         return [run for row in self.rows for run in row.runs]
+
+    @property
+    def repeats(self) -> int:
+        """The largest number of runs that a row has with a known speed."""
+        return max((len(row.measured(self.speed)) for row in self.rows), default=0)
+
+    def smallest_visible(self, times: int = 1) -> float | None:
+        """Return the difference in speed, in percent, that tests detect; None if nothing is tested. `times`: as in `Noise`."""
+        pairs = [(row.key, to.row.key) for row, to in zip(self.rows, self.against, strict=True) if to is not None]
+        tests = len(pairs)
+        if self.baseline is None:  # the fastest row is compared with all others
+            pairs = [(row.key, self.rows[0].key) for row in self.rows[1:]]
+            tests = len(self.rows) * (len(self.rows) - 1) // 2
+        return self.noise.visible(pairs, tests, times)
 
     def name(self, row: Row) -> str:
         """Return the name of a row for a sentence: the row's varying values, or its directory if nothing varies."""
@@ -136,14 +162,15 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     rows = _sorted(rows, names, chosen)
     partners = _partners(rows, *chosen) if chosen else {}
     speed = speed_figure([run.figures for row in rows for run in row.completed])
-    against = [_compared(row, partners[i], speed) if i in partners else None for i, row in enumerate(rows)]
+    noise = Noise({row.key: row.by_round(speed) for row in rows})
+    against = _compared(rows, partners, speed, noise)
     remarks = list(keys.remarks)
     others = [name for name in names if chosen and name != chosen[0]]
     if chosen and not partners and others:
         remarks.append(
             f"nothing is compared with {'='.join(chosen)}: no other row has the same {first_of(others, LISTED)}"
         )
-    return Comparison(names, speed, rows, chosen, against, remarks, _scaling(rows, names))
+    return Comparison(names, speed, rows, chosen, against, remarks, _scaling(rows, names), noise=noise)
 
 
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
@@ -200,9 +227,9 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
     return sorted(rows, key=place)
 
 
-def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
+def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
     """
-    Return the baseline of each row that has one, by the row's index.
+    Return the index of the baseline of each row that has one, by the row's index.
 
     Settings that the baseline's option does not have are ignored, such as `model.experts` if the baseline is `model=llama_tiny`.
     """
@@ -211,15 +238,20 @@ def _partners(rows: list[Row], key: str, value: str) -> dict[int, Row]:
     rest = [tuple(f"{name}={text(each)}" for name, each in row.values.items() if name not in own) for row in rows]
     readable = [i for i, row in enumerate(rows) if row.runs[0].config]
     baselines = {rest[i]: i for i in reversed(readable) if text(rows[i].values.get(key)) == value}
-    return {i: rows[baselines[rest[i]]] for i in readable if baselines.get(rest[i], i) != i}
+    return {i: baselines[rest[i]] for i in readable if baselines.get(rest[i], i) != i}
 
 
-def _compared(row: Row, baseline: Row, speed: Figure) -> Against:
-    mine, theirs = row.measured(speed), baseline.measured(speed)
-    repeats = min(len(mine), len(theirs))
-    return Against(
-        baseline, percent_more(mine, theirs), p_value(mine, theirs), repeats, verdict(row.runs, baseline.runs)
-    )
+def _compared(rows: list[Row], partners: dict[int, int], speed: Figure, noise: Noise) -> list[Against | None]:
+    differences = {i: noise.difference(rows[i].key, rows[partner].key) for i, partner in partners.items()}
+    adjusted = dict(zip(partners, holm(each and each.p_value for each in differences.values()), strict=True))
+    found: list[Against | None] = [None] * len(rows)
+    for i, partner in partners.items():
+        mine, theirs = rows[i].measured(speed), rows[partner].measured(speed)
+        tested = differences[i]
+        gain = tested.percent if tested else percent_more(mine, theirs)
+        repeats = min(len(mine), len(theirs))
+        found[i] = Against(rows[partner], gain, adjusted[i], repeats, verdict(rows[i].runs, rows[partner].runs))
+    return found
 
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from meshrunner.runner.compare.comparison import Against, Comparison, Row
 from meshrunner.runner.compare.keys import first_of, text
-from meshrunner.runner.compare.noise import ALPHA, REPEATS, p_value
+from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise
 from meshrunner.runner.compare.parity import short
 from meshrunner.runner.figures import figure_of, number
 
@@ -20,6 +20,7 @@ WORKLOAD = ("model", "seq_len")
 """Sections and keys that decide the work per token. If rows differ in these keys, no row is called the fastest."""
 MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
 """Figures of memory. Rows are compared by the first of these figures that all rows have."""
+TAKES = f"a test takes {REPEATS} completed runs of a combination (sweep.repeat={REPEATS})"
 MAX_VALUES = 3
 """Maximum number of values that a pattern lists."""
 MAX_PARTS = 3
@@ -37,39 +38,74 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def _best(comparison: Comparison) -> str:
-    """Name the fastest row, the rows whose speed equals the fastest within noise, and the row with the least memory."""
+    """Name the fastest row, the rows that no test tells from it, and the row with the least memory."""
     speed = comparison.speed
-    rows = [row for row in comparison.rows if len(row.measured(speed)) >= REPEATS]
-    if sum(bool(row.completed) for row in comparison.rows) < 2:
+    measured = [row for row in comparison.rows if row.measured(speed)]
+    comparable = not any(key.partition(".")[0] in WORKLOAD for key in comparison.keys)
+    if len(measured) < 2:
         return ""
+    rows = [row for row in measured if len(row.measured(speed)) >= REPEATS]
     if not rows:
-        takes = f"{REPEATS} completed runs of a combination (sweep.repeat={REPEATS})"
-        return f"Differences are not tested for noise: the test needs {takes}"
-    if len(rows) < 2 or any(key.partition(".")[0] in WORKLOAD for key in comparison.keys):
+        return _provisional(measured, comparison) if comparable else f"Differences are not tested for noise: {TAKES}"
+    if len(rows) < 2 or not comparable:
         return ""
-    rows.sort(key=lambda row: median(row.measured(speed)), reverse=True)
-    fastest = rows[0]
-    equal = [row for row in rows[1:] if (p_value(row.measured(speed), fastest.measured(speed)) or 0) >= ALPHA]
+    fastest, equal = _leader(rows, comparison.noise, comparison)
     if len(equal) == len(rows) - 1:
         sentence = f"No tested row is faster than another beyond noise ({speed.title})"
     else:
         sentence = f"Fastest: {comparison.name(fastest)} ({speed.text(median(fastest.measured(speed)))} {speed.title})"
-        if equal:
-            sentence += f"; within noise of it: {first_of([comparison.name(row) for row in equal], LISTED)}"
+        sentence += _within_noise(equal, comparison)
     return sentence + _leanest(rows, comparison)
 
 
+def _provisional(rows: Sequence[Row], comparison: Comparison) -> str:
+    """Name the row that is fastest so far, if no row has enough runs for a test."""
+    speed = comparison.speed
+    (most, name), (second, _), *_ = sorted(
+        ((median(row.measured(speed)), comparison.name(row)) for row in rows), reverse=True
+    )
+    each = "one run each" if all(len(row.measured(speed)) == 1 for row in rows) else f"fewer than {REPEATS} runs each"
+    ahead = f"{100 * (most / second - 1):.1f}% ahead of the next row" if second > 0 else "ahead of the next row"
+    return f"Fastest so far, {each}: {name} ({speed.text(most)} {speed.title}), {ahead}. This is not tested for noise: {TAKES}"
+
+
+def _leader(rows: Sequence[Row], noise: Noise, comparison: Comparison, sign: int = 1) -> tuple[Row, list[Row]]:
+    """
+    Return the row with the highest values, or the lowest if `sign` is -1. Also return the rows that no test tells from it.
+
+    The row is chosen among all rows, so its tests count as many as there are pairs of rows (Bonferroni).
+    """
+    leader = rows[0]
+    for row in rows[1:]:
+        difference = noise.difference(row.key, leader.key)
+        if difference is not None and sign * difference.log_ratio > 0:
+            leader = row
+    pairs = len(rows) * (len(rows) - 1) / 2
+    level = ALPHA / 2 if comparison.baseline else ALPHA  # together with the tests against the baseline, about ALPHA
+    equal = []
+    for row in rows:
+        difference = noise.difference(row.key, leader.key) if row is not leader else None
+        if row is not leader and (difference is None or pairs * difference.p_value >= level):
+            equal.append(row)
+    return leader, equal
+
+
+def _within_noise(rows: Sequence[Row], comparison: Comparison) -> str:
+    return f"; within noise of it: {first_of([comparison.name(row) for row in rows], LISTED)}" if rows else ""
+
+
 def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
-    """Name the row with the least memory; return "" if memory is unknown or about equal."""
+    """Name the row with the least memory; return "" if memory is unknown, about equal, or no test tells rows apart."""
     known = [figure for figure in map(figure_of, MEMORY) if all(figure.values(row.summaries)[0] for row in rows)]
     if not known:
         return ""
     figure = known[0]
-    peaks = [figure.values(row.summaries)[0] or 0.0 for row in rows]
-    if max(peaks) < SAME_MEMORY * min(peaks):
+    least, equal = _leader(rows, Noise({row.key: row.by_round(figure) for row in rows}), comparison, sign=-1)
+    peak = {row.key: figure.values(row.summaries)[0] or 0.0 for row in rows}
+    if len(equal) == len(rows) - 1 or max(peak.values()) < SAME_MEMORY * peak[least.key]:
         return ""
-    least = min(range(len(rows)), key=peaks.__getitem__)
-    return f"; least memory: {comparison.name(rows[least])} ({figure.text(peaks[least])} {figure.title})"
+    said = f"; least memory: {comparison.name(least)} ({figure.text(peak[least.key])} {figure.title})"
+    return said + _within_noise(equal, comparison)
 
 
 def _against(comparison: Comparison) -> Iterator[str]:

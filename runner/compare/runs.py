@@ -28,6 +28,7 @@ from meshrunner.runner.rundir import (
     owner_is_alive,
     predicted,
     read_events,
+    repeat_of,
     run_names,
     summarise,
     sweep_damage,
@@ -106,6 +107,19 @@ class Run:
         section = self.config.get("precision")
         kind = section.get("kind") if isinstance(section, dict) else None
         return str(self.environment.precision or kind if kind == "auto" else kind)
+
+    @property
+    def round(self) -> tuple[Path, str]:
+        """
+        The round of a sweep in which the run was executed. Runs that belong to no round have a value of their own.
+
+        A round executes every combination of the sweep once. Seeds and repeats that were typed as varying values are no rounds.
+        """
+        sweep = self.config.get("sweep")
+        section = sweep if isinstance(sweep, dict) else {}
+        several = section.get("repeat", 1) != 1 or section.get("seeds", 1) != 1
+        repeat = repeat_of(self.path.name) if several else ""
+        return (self.path.parent if repeat else self.path, repeat)
 
     @property
     def seed(self) -> Any:

@@ -91,6 +91,12 @@ def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
     return [key for key in dict.fromkeys(keys) if not key.startswith(("tracker", "sweep."))]
 
 
+def repeat_of(name: str) -> str:
+    """Return the end of a run directory's name that tells repeats apart, such as `_seed-1_repeat-2`; "" if there is none."""
+    found = REPEATED.search(name)
+    return found[0] if found else ""
+
+
 def sweep_title(sweep_dir: Path) -> str:
     """Return a title such as `2026-01-31 14:05 parallelism x lr`, or the folder's name if the time or the keys are unknown."""
     found = PlacedSweep.read(sweep_dir / SWEEP)

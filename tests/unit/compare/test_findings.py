@@ -1,4 +1,4 @@
-"""The sentences above a table, against ones computed by hand; Welch's test against figures of scipy.stats.ttest_ind."""
+"""The sentences above a table, against ones computed by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.findings import common, findings
-from meshrunner.runner.compare.noise import p_value
 from meshrunner.runner.compare.runs import read_runs
 from tests.run_dirs import make_run
 
@@ -65,16 +64,17 @@ def test_a_sweep_with_noise_and_without_repeats(tmp_path: Path) -> None:
     repeats(tmp_path, "d", "parallelism=fsdp2", "steps=5", wps=(500,), losses=(6.0, 4.0, 2.0))
     assert found(tmp_path, "parallelism=fsdp1") == [
         "No tested row is faster than another beyond noise (WPS per device)",
-        "fsdp2 against fsdp1: no difference in WPS per device beyond the noise of 3 repeats (-0.9%); 1 more pair not tested",
+        "fsdp2 against fsdp1: no difference in WPS per device beyond the noise of 3 repeats (+1.7%); 1 more pair not tested",
         "Losses differ in 1 of 2 pairs: steps=5 fsdp2",
     ]
 
 
-def test_what_is_not_tested_is_no_figure(tmp_path: Path) -> None:
+def test_what_is_not_tested_is_provisional(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "parallelism=fsdp1", wps=100)
     make_run(tmp_path / "b", "parallelism=fsdp2", wps=200)
     assert found(tmp_path, "parallelism=fsdp1") == [
-        "Differences are not tested for noise: the test needs 3 completed runs of a combination (sweep.repeat=3)",
+        "Fastest so far, one run each: fsdp2 (200 WPS per device), 100.0% ahead of the next row. This is not tested for noise: "
+        "a test takes 3 completed runs of a combination (sweep.repeat=3)",
         "Losses are identical in 1 pair",
     ]
 
@@ -140,16 +140,3 @@ def test_what_rows_have_in_common(bad: str, good: str, expected: list[str]) -> N
         return [{"x": name[0], "y": int(name[1:])} for name in names.split()]
 
     assert [f"{count} {words}" for count, words in common(rows(bad), rows(good), ["x", "y"])] == expected
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [  # scipy 1.17.1: ttest_ind(a, b, equal_var=False).pvalue
-        ((100.0, 101.0, 102.0), (103.0, 104.5, 107.0), 0.062212184747131395),
-        ((9300.0, 9310.0, 9290.0, 9305.0), (9350.0, 9210.0, 9380.0), 0.8392998842320396),
-        ((1000.0, 1001.0, 1003.0), (1100.0, 1104.0, 1101.0), 8.268435704630075e-07),
-        ((5.0, 5.5, 6.0, 5.2), (7.0, 7.1, 9.5, 8.0, 7.7), 0.0032576966550333757),
-    ],
-)
-def test_welch(a: tuple[float, ...], b: tuple[float, ...], expected: float) -> None:
-    assert p_value(a, b) == pytest.approx(expected, rel=1e-6)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from meshrunner.runner.compare.noise import p_value
 from meshrunner.runner.compare.parity import Parity, verdict
 from meshrunner.runner.compare.runs import read_run
 from tests.run_dirs import make_run
@@ -132,26 +131,6 @@ def test_three_repeats_of_one_seed_are_no_seeds(tmp_path: Path) -> None:
         [read_run(make_run(tmp_path / f"{loss}-{i}", losses=(loss,))) for i in range(3)] for loss in (6.0, 6.001)
     )
     assert verdict(mine, base).kind == "differs"
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        # Quantiles of Student's t: 2.776445 is the two-sided 5% one of 4 degrees of freedom, 4.302653 that of 2.
-        ((0.0, 1.0, 2.0), tuple(i + 2.776445 * math.sqrt(2 / 3) for i in range(3)), 0.05),
-        ((0.0, 1.0, 2.0), (1 + 4.302653 * math.sqrt(1 / 3),) * 3, 0.05),
-        ((0.0, 1.0, 2.0), tuple(i + 0.740697 * math.sqrt(2 / 3) for i in range(3)), 0.5),
-        ((1.0, 2.0, 3.0), (3.0, 2.0, 1.0), 1.0),
-        ((5.0,) * 3, (5.0,) * 3, 1.0),
-        ((5.0,) * 3, (6.0,) * 3, 0.0),
-    ],
-)
-def test_welch(a: tuple[float, ...], b: tuple[float, ...], expected: float) -> None:
-    assert p_value(a, b) == pytest.approx(expected, abs=1e-6) == p_value(b, a)
-
-
-def test_nothing_is_tested_with_two_runs() -> None:
-    assert p_value((1.0, 2.0), (9.0, 9.1, 9.2)) is None and p_value((9.0, 9.1, 9.2), (1.0, 2.0)) is None
 
 
 def test_every_repeat_is_judged(tmp_path: Path) -> None:

@@ -1,0 +1,154 @@
+"""Tests of differences between rows: against figures of scipy and statsmodels, and simulated sweeps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshrunner.runner.compare.noise import ALPHA, Noise, holm
+
+Rows = list[dict[Any, float]]
+
+
+def unpaired(*logs: tuple[float, ...]) -> Noise:
+    return Noise({i: {(i, k): math.exp(each) for k, each in enumerate(row)} for i, row in enumerate(logs)})
+
+
+def paired(*logs: tuple[float | None, ...]) -> Noise:
+    return Noise(
+        {i: {k: math.exp(each) for k, each in enumerate(row) if each is not None} for i, row in enumerate(logs)}
+    )
+
+
+def p_value(noise: Noise, i: int = 0, j: int = 1) -> float | None:
+    found = noise.difference(i, j)
+    return None if found is None else found.p_value
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        # scipy 1.17.1: ttest_ind(a, b, equal_var=False).pvalue
+        ((100.0, 101.0, 102.0), (103.0, 104.5, 107.0), 0.062212184747131395),
+        ((5.0, 5.5, 6.0, 5.2), (7.0, 7.1, 9.5, 8.0, 7.7), 0.0032576966550333757),
+        # Quantiles of Student's t: 2.776445 is the two-sided 5% one of 4 degrees of freedom, 4.302653 that of 2.
+        ((0.0, 1.0, 2.0), tuple(i + 2.776445 * math.sqrt(2 / 3) for i in range(3)), 0.05),
+        ((0.0, 1.0, 2.0), (1 + 4.302653 * math.sqrt(1 / 3),) * 3, 0.05),
+        ((0.0, 1.0, 2.0), tuple(i + 0.740697 * math.sqrt(2 / 3) for i in range(3)), 0.5),
+        ((1.0, 2.0, 3.0), (3.0, 2.0, 1.0), 1.0),
+        ((5.0,) * 3, (5.0,) * 3, 1.0),
+        ((5.0,) * 3, (6.0,) * 3, 0.0),
+    ],
+)
+def test_runs_without_rounds_are_tested_by_welch(a: tuple[float, ...], b: tuple[float, ...], expected: float) -> None:
+    noise = unpaired(a, b)
+    assert p_value(noise) == pytest.approx(expected, rel=1e-5, abs=1e-9) == p_value(noise, 1, 0)
+
+
+def test_two_rows_of_a_sweep_are_tested_in_pairs() -> None:
+    a, b = (1.0, 1.3, 1.1, 1.6), (1.2, 1.55, 1.25, 1.86)
+    assert p_value(paired(a, b)) == pytest.approx(
+        0.003434247018839467, rel=1e-9
+    )  # scipy 1.17.1: ttest_rel(a, b).pvalue
+
+
+def test_complete_rounds_against_an_analysis_of_variance() -> None:
+    """With equal noise: the residual variance by hand, from row and round means."""
+    rows = np.array([[1.00, 1.05, 0.98], [1.11, 1.14, 1.08], [1.01, 1.08, 0.99], [0.92, 0.95, 0.89]])
+    residuals = rows - rows.mean(0) - rows.mean(1, keepdims=True) + rows.mean()
+    error = math.sqrt(2 * (residuals**2).sum() / 6 / 3)
+    found = paired(*map(tuple, rows)).difference(1, 0)
+    assert found is not None and found.log_ratio == pytest.approx(rows[1].mean() - rows[0].mean())
+    assert found.error == pytest.approx(error) and found.freedom == 6
+
+
+def test_missing_runs_against_regression() -> None:
+    """A table with two gaps, against least squares with a column per row and per round."""
+    generator = np.random.default_rng(0)
+    logs = generator.normal(0, 0.02, (5, 6)) + generator.normal(0, 0.05, 6)
+    present = np.ones_like(logs, dtype=bool)
+    present[1, 2] = present[3, 5] = False
+    design = [[float(i == a) for a in range(5)] + [float(k == b) for b in range(1, 6)] for i, k in np.argwhere(present)]
+    x, y = np.array(design), logs[present]
+    effects, squares, *_ = np.linalg.lstsq(x, y, rcond=None)
+    contrast = np.array([0.0, 1, 0, -1, 0, *[0.0] * 5])
+    found = paired(
+        *(tuple(v if p else None for v, p in zip(*row, strict=True)) for row in zip(logs, present, strict=True))
+    ).difference(1, 3)
+    assert found is not None and found.log_ratio == pytest.approx(contrast @ effects)
+    freedom = len(y) - 10
+    assert found.freedom == freedom
+    assert found.error**2 == pytest.approx(squares[0] / freedom * (contrast @ np.linalg.inv(x.T @ x) @ contrast))
+
+
+def test_two_runs_are_too_few() -> None:
+    assert p_value(unpaired((1.0, 2.0), (9.0, 9.1, 9.2))) is None
+    assert p_value(paired((1.0, 2.0, None), (9.0, 9.1, 9.2))) is None
+
+
+def test_a_drift_between_rounds_is_no_noise() -> None:
+    slow = (0.0, -0.3, 0.2, -0.1)
+    rows = [
+        tuple(each + gain + noise for each, noise in zip(slow, wobble, strict=True))
+        for gain, wobble in (
+            (0.0, (0.001, -0.001, 0.0, 0.001)),
+            (0.01, (0.0, 0.001, -0.001, 0.0)),
+            (0.0, (-0.001, 0.0, 0.001, 0.0)),
+        )
+    ]
+    assert (p_value(paired(*rows), 1, 0) or 1) < 1e-3 < 0.9 < (p_value(unpaired(*rows), 1, 0) or 0)
+
+
+def test_identical_values_do_not_differ() -> None:
+    noise = paired((1.0,) * 3, (1.0,) * 3, (2.0,) * 3)
+    assert p_value(noise, 0, 1) == 1 and p_value(noise, 0, 2) == 0
+
+
+def test_holm() -> None:
+    assert holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06], nan_ok=True)
+    assert holm([]) == []
+
+
+def simulated(
+    generator: np.random.Generator, rows: int, rounds: int, noise: float, drift: float, unequal: float, gain: float = 0
+) -> Noise:
+    """Noise of a sweep's speeds. The standard deviations of rows spread log-uniformly over a factor of `unequal`."""
+    deviations = noise * np.exp(generator.uniform(-0.5, 0.5, rows) * math.log(unequal))
+    logs = generator.normal(0, 1, (rows, rounds)) * deviations[:, None] + generator.normal(0, drift, rounds)
+    logs[-1] += gain
+    return paired(*map(tuple, logs))
+
+
+def differing(noise: Noise, rows: int) -> list[bool]:
+    """Whether each row but the first is told from the first."""
+    found = holm(p_value(noise, i, 0) for i in range(1, rows))
+    return [p is not None and p < ALPHA for p in found]
+
+
+@pytest.mark.parametrize("unequal", [1, 3])
+@pytest.mark.parametrize("drift", [0, 0.05])
+@pytest.mark.parametrize(("rows", "rounds"), [(2, 3), (4, 3), (12, 3), (40, 3), (12, 5)])
+def test_false_alarms_in_simulated_sweeps(rows: int, rounds: int, drift: float, unequal: float) -> None:
+    """Of 2,000 tables without a difference, at most 6% report one."""
+    generator = np.random.default_rng(rows)
+    tables = (simulated(generator, rows, rounds, 0.02, drift, unequal) for _ in range(2000))
+    assert sum(any(differing(noise, rows)) for noise in tables) <= 120
+
+
+@pytest.mark.parametrize(("rows", "rounds", "noise", "gain"), [(4, 3, 0.02, 0.1), (12, 5, 0.01, 0.03)])
+def test_power_in_simulated_sweeps(rows: int, rounds: int, noise: float, gain: float) -> None:
+    """Of 400 tables in which the last row differs, at least 90% report it."""
+    generator = np.random.default_rng(2)
+    tables = (simulated(generator, rows, rounds, noise, 0.05, 1, gain) for _ in range(400))
+    assert sum(differing(table, rows)[-1] for table in tables) >= 360
+
+
+def test_the_smallest_visible_difference_is_found_in_nine_of_ten_tables() -> None:
+    generator = np.random.default_rng(3)
+    pairs = [(i, 0) for i in range(1, 4)]
+    visible = np.median([simulated(generator, 4, 3, 0.02, 0.05, 1).visible(pairs, 3) or 0 for _ in range(200)])
+    tables = (simulated(generator, 4, 3, 0.02, 0.05, 1, math.log1p(visible / 100)) for _ in range(400))
+    assert 0.8 < sum(differing(table, 4)[-1] for table in tables) / 400 < 0.99
