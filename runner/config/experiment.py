@@ -94,7 +94,9 @@ class Sweep(Section):
     baseline: str | None
     """Setting of baselines, such as `parallelism=fsdp1`. A row is compared with a baseline that differs only in this setting."""
     repeat: Annotated[int, whole(at_most=1000)]
-    """Number of runs per combination. All combinations run once before any is repeated. Repeats show the noise between runs."""
+    """Number of runs per combination. A round runs every combination once. Differences between rounds estimate the noise."""
+    order: Literal["shuffled", "as_given"] = "shuffled"
+    """Order of the combinations in each round, if there are several rounds. `seed` determines the shuffled order."""
     seeds: Annotated[int, whole(at_most=1000)]
     """Number of seeds per combination: `seed`, `seed` + 1 and so on. Differences between runs with these seeds show the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]

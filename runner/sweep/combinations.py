@@ -7,6 +7,7 @@ list of jobs that the sweeper passes to a launcher at once. A grid is one batch 
 from __future__ import annotations
 
 import hashlib
+import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -82,8 +83,13 @@ class SweepBatch:
 
     @property
     def ordered(self) -> list[tuple[Combination, Composed]]:
-        """Runs in execution order: one of each combination, then another of each, so that speed drift affects all alike."""
-        rounds = zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True)
+        """Runs in execution order: rounds that run every combination once, so that drift in machine speed affects all alike."""
+        rounds = [*map(list, zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True))]
+        first = self.combinations[0].experiment
+        if len(rounds) > 1 and first.sweep.order == "shuffled":
+            generator = random.Random(first.seed)
+            for pairs in rounds:
+                generator.shuffle(pairs)
         return [pair for pairs in rounds for pair in pairs]
 
     def names(self) -> list[str]:
