@@ -14,7 +14,7 @@ from meshrunner.recipes.config_keys import same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import Keys, first_of, row_name, text
-from meshrunner.runner.compare.noise import ALPHA, Noise, holm
+from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise, holm
 from meshrunner.runner.compare.parity import Parity, verdict
 from meshrunner.runner.compare.runs import Run, read_runs
 from meshrunner.runner.figures import Figure, figure_of, merged, speed_figure
@@ -162,7 +162,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     rows = _sorted(rows, names, chosen)
     partners = _partners(rows, *chosen) if chosen else {}
     speed = speed_figure([run.figures for row in rows for run in row.completed])
-    noise = Noise({row.key: row.by_round(speed) for row in rows})
+    noise = Noise({row.key: row.by_round(speed) for row in rows}, max(map(_looks, runs)))
     against = _compared(rows, partners, speed, noise)
     remarks = list(keys.remarks)
     others = [name for name in names if chosen and name != chosen[0]]
@@ -176,8 +176,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
     """Compare the runs of a sweep with `sweep.baseline`. Return the comparison, and an error if `sweep.baseline` is wrong."""
     runs = read_runs([sweep_dir])
-    sections = [section for run in runs if isinstance(section := run.config.get("sweep"), dict)]
-    baseline = sections[0].get("baseline") if sections else None
+    baseline = next((run.sweep.get("baseline") for run in runs if run.sweep), None)
     try:
         if baseline is not None and not isinstance(baseline, str):
             raise ConfigError(f"sweep.baseline: expected KEY=VALUE, got {baseline!r}")
@@ -252,6 +251,12 @@ def _compared(rows: list[Row], partners: dict[int, int], speed: Figure, noise: N
         repeats = min(len(mine), len(theirs))
         found[i] = Against(rows[partner], gain, adjusted[i], repeats, verdict(rows[i].runs, rows[partner].runs))
     return found
+
+
+def _looks(run: Run) -> int:
+    """Return how often the sweep of a run tests differences: once, or with `repeat=auto` after each round from REPEATS on."""
+    most = run.sweep.get("max_repeat", REPEATS)
+    return most - REPEATS + 1 if run.sweep.get("repeat") == "auto" and isinstance(most, int) and most > REPEATS else 1
 
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:

@@ -20,7 +20,7 @@ WORKLOAD = ("model", "seq_len")
 """Sections and keys that decide the work per token. If rows differ in these keys, no row is called the fastest."""
 MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
 """Figures of memory. Rows are compared by the first of these figures that all rows have."""
-TAKES = f"a test takes {REPEATS} completed runs of a combination (sweep.repeat={REPEATS})"
+TAKES = f"a test takes {REPEATS} completed runs of a combination (sweep.repeat={REPEATS} or auto)"
 MAX_VALUES = 3
 """Maximum number of values that a pattern lists."""
 MAX_PARTS = 3
@@ -41,7 +41,7 @@ def _best(comparison: Comparison) -> str:
     """Name the fastest row, the rows that no test tells from it, and the row with the least memory."""
     speed = comparison.speed
     measured = [row for row in comparison.rows if row.measured(speed)]
-    comparable = not any(key.partition(".")[0] in WORKLOAD for key in comparison.keys)
+    comparable = _comparable(comparison)
     if len(measured) < 2:
         return ""
     rows = [row for row in measured if len(row.measured(speed)) >= REPEATS]
@@ -90,6 +90,23 @@ def _leader(rows: Sequence[Row], noise: Noise, comparison: Comparison, sign: int
     return leader, equal
 
 
+def undecided(comparison: Comparison) -> list[Row]:
+    """Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row."""
+    if comparison.baseline:
+        pairs = zip(comparison.rows, comparison.against, strict=True)
+        close = [each.key for row, to in pairs if to and to.within_noise for each in (row, to.row)]
+        return [row for row in comparison.rows if row.key in close]
+    rows = [row for row in comparison.rows if len(row.measured(comparison.speed)) >= REPEATS]
+    if len(rows) < 2 or not _comparable(comparison):
+        return []
+    fastest, equal = _leader(rows, comparison.noise, comparison)
+    return [fastest, *equal] if equal else []
+
+
+def _comparable(comparison: Comparison) -> bool:
+    return not any(key.partition(".")[0] in WORKLOAD for key in comparison.keys)
+
+
 def _within_noise(rows: Sequence[Row], comparison: Comparison) -> str:
     return f"; within noise of it: {first_of([comparison.name(row) for row in rows], LISTED)}" if rows else ""
 
@@ -100,7 +117,9 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
     if not known:
         return ""
     figure = known[0]
-    least, equal = _leader(rows, Noise({row.key: row.by_round(figure) for row in rows}), comparison, sign=-1)
+    least, equal = _leader(
+        rows, Noise({row.key: row.by_round(figure) for row in rows}, comparison.noise.looks), comparison, sign=-1
+    )
     peak = {row.key: figure.values(row.summaries)[0] or 0.0 for row in rows}
     if len(equal) == len(rows) - 1 or max(peak.values()) < SAME_MEMORY * peak[least.key]:
         return ""

@@ -51,6 +51,8 @@ class Difference(NamedTuple):
     """Standard error of `log_ratio`."""
     freedom: float
     """Degrees of freedom of `error`."""
+    looks: int = 1
+    """Number of times that the difference is tested while the sweep goes on."""
 
     @property
     def percent(self) -> float:
@@ -59,19 +61,20 @@ class Difference(NamedTuple):
 
     @property
     def p_value(self) -> float:
-        """The two-sided p-value of Student's t-test."""
+        """The two-sided p-value of Student's t-test, times `looks` (Bonferroni)."""
         if self.error < EQUAL:
             return float(abs(self.log_ratio) < EQUAL)
         from scipy.special import stdtr  # a slow import, but importing scipy.stats takes four times as long
 
-        return float(2 * stdtr(self.freedom, -abs(self.log_ratio) / self.error))
+        return min(1.0, self.looks * float(2 * stdtr(self.freedom, -abs(self.log_ratio) / self.error)))
 
 
 class Noise:
     """The noise of one figure in the runs of a table."""
 
-    def __init__(self, rows: Mapping[Hashable, Values]) -> None:
-        """Take the values of each row, by the row's name. Values that are not positive are left out."""
+    def __init__(self, rows: Mapping[Hashable, Values], looks: int = 1) -> None:
+        """Take the values of each row, by the row's name. Values that are not positive are skipped. `looks`: see `Difference`."""
+        self.looks = looks
         self.rows = [{key: math.log(value) for key, value in row.items() if value > 0} for row in rows.values()]
         self.index = {name: i for i, name in enumerate(rows)}
         shared = Counter(key for row in self.rows for key in row)
@@ -89,9 +92,8 @@ class Noise:
         share_a, share_b = variance(a.values()) / len(a), variance(b.values()) / len(b)
         freedom = share_a**2 / (len(a) - 1) + share_b**2 / (len(b) - 1)
         error = share_a + share_b
-        return Difference(
-            fmean(a.values()) - fmean(b.values()), math.sqrt(error), error**2 / freedom if freedom > 0 else 1.0
-        )
+        freedom = error**2 / freedom if freedom > 0 else 1.0
+        return Difference(fmean(a.values()) - fmean(b.values()), math.sqrt(error), freedom, self.looks)
 
     def _within_rounds(self, i: int, j: int) -> Difference:
         fit = self._fit
@@ -103,7 +105,7 @@ class Noise:
         freedom = fit.freedom
         if fit.row_freedom < freedom and one + other > 0:  # Satterthwaite
             freedom = min(freedom, (one + other) ** 2 / (one**2 + other**2) * fit.row_freedom)
-        return Difference(float(fit.effects[i] - fit.effects[j]), math.sqrt(square), float(freedom))
+        return Difference(float(fit.effects[i] - fit.effects[j]), math.sqrt(square), float(freedom), self.looks)
 
     @cached_property
     def _fit(self) -> _Fit:
@@ -155,7 +157,7 @@ class Noise:
         found = []
         for each in tested:
             freedom = each.freedom * times
-            needed = stdtrit(freedom, 1 - ALPHA / (2 * tests)) + stdtrit(freedom, POWER)
+            needed = stdtrit(freedom, 1 - ALPHA / (2 * tests * self.looks)) + stdtrit(freedom, POWER)
             found.append(100 * math.expm1(needed * each.error / math.sqrt(times)))
         return median(found)
 

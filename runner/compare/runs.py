@@ -109,15 +109,19 @@ class Run:
         return str(self.environment.precision or kind if kind == "auto" else kind)
 
     @property
+    def sweep(self) -> dict[str, Any]:
+        """The section `sweep` of the configuration."""
+        section = self.config.get("sweep")
+        return section if isinstance(section, dict) else {}
+
+    @property
     def round(self) -> tuple[Path, str]:
         """
         The round of a sweep in which the run was executed. Runs that belong to no round have a value of their own.
 
         A round executes every combination of the sweep once. Seeds and repeats that were typed as varying values are no rounds.
         """
-        sweep = self.config.get("sweep")
-        section = sweep if isinstance(sweep, dict) else {}
-        several = section.get("repeat", 1) != 1 or section.get("seeds", 1) != 1
+        several = self.sweep.get("repeat", 1) != 1 or self.sweep.get("seeds", 1) != 1
         repeat = repeat_of(self.path.name) if several else ""
         return (self.path.parent if repeat else self.path, repeat)
 

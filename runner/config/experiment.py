@@ -92,9 +92,11 @@ class Sweep(Section):
     exclude: list[str]
     """Combinations to leave out. Each entry lists conditions: `activation_checkpoint=full micro_batch=8,16`."""
     baseline: str | None
-    """Setting of baselines, such as `parallelism=fsdp1`. A row is compared with a baseline that differs only in this setting."""
-    repeat: Annotated[int, whole(at_most=1000)]
-    """Number of runs per combination. A round runs every combination once. Differences between rounds estimate the noise."""
+    """Setting that identifies the baseline, such as `parallelism=fsdp1`. The table compares all other rows with it."""
+    repeat: Annotated[int | Auto, whole("auto", at_most=1000)]
+    """Rounds, each of which runs every combination once; auto: 3, then more of the combinations whose order is not decided."""
+    max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8
+    """Maximum number of rounds if `repeat` is auto."""
     order: Literal["shuffled", "as_given"] = "shuffled"
     """Order of the combinations in each round, if there are several rounds. `seed` determines the shuffled order."""
     seeds: Annotated[int, whole(at_most=1000)]

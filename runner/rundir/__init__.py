@@ -27,7 +27,7 @@ PUBLIC = {
     "plain_yaml": "parse_yaml",
     "records": "Environment Failure JsonFile NodeOutcome NodeRecord PlanRecord RankError Submission TraceTable Tracking "
     "unreadable",
-    "run": "key_of load_config load_overrides options_in_force place_run read_config read_overrides",
+    "run": "key_of load_config load_overrides options_in_force place_again place_run read_config read_overrides",
     "states": "CRASHED FINAL RESULTS Status claim condition heartbeat is_count owner_is_alive read_state read_status "
     "started_at update_status",
     "summary": "VERDICT Layouts Summary add_layout measured_rows only_of_completed predicted summarise write_summary",

@@ -37,6 +37,12 @@ def place_run(
         raise ConfigError(f"cannot write the run directory {run_dir}: {error.strerror}") from None
 
 
+def place_again(run_dir: Path, repeat: Path) -> None:
+    """Write the run directory `repeat` with the configuration, overrides and prediction of the run `run_dir`."""
+    plan = PlanRecord.read(run_dir / PLAN).as_json()
+    place_run(_load_yaml(run_dir / CONFIG), repeat, _load_yaml(run_dir / OVERRIDES), plan)
+
+
 def read_config(run_dir: Path) -> dict[str, Any]:
     """Return a run's configuration. Raise ConfigError if config.yaml is missing or is not a YAML mapping."""
     from omegaconf import OmegaConf

@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from meshrunner.recipes.config_keys import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.compare.keys import first_of
+from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.config.compose import Composed, resolve_config, typed
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
@@ -166,11 +167,12 @@ def _compose_job(
 
 def _repeated(composed: Composed, sweep: Sweep) -> list[Composed]:
     runs = []
-    for repeat in range(1, sweep.repeat + 1):
+    repeats = REPEATS if sweep.repeat == "auto" else sweep.repeat
+    for repeat in range(1, repeats + 1):
         for seed in range(composed.config["seed"], composed.config["seed"] + sweep.seeds):
             name = composed.run_dir.name
             name += f"_seed-{seed}" if sweep.seeds > 1 else ""
-            name += f"_repeat-{repeat}" if sweep.repeat > 1 else ""
+            name += f"_repeat-{repeat}" if repeats > 1 else ""
             run_dir = composed.run_dir.with_name(name)
             runs.append(replace(composed, config=composed.config | {"seed": seed}, run_dir=run_dir))
     return runs

@@ -33,6 +33,7 @@ from meshrunner.runner.sweep.combinations import SweepBatch, Target, check_batch
 from meshrunner.runner.sweep.execute_all import execute_all
 from meshrunner.runner.sweep.preflight import with_predictions
 from meshrunner.runner.sweep.results import finish_sweep
+from meshrunner.runner.sweep.rounds import execute_further_rounds
 
 Ended = Callable[[int], object]
 """Callback that receives the exit status of a batch after its runs have ended."""
@@ -73,6 +74,8 @@ def run_sweep(composer: Composer) -> int:
     try:
         with _restored_unless_placed(sweep_dir), suppress(StopSweep):
             composer.sweep(config, statuses.append)
+            if statuses:
+                statuses.append(execute_further_rounds(sweep_dir))
     except MissingConfigException:
         raise  # MissingConfigException is an OSError, but not a write error
     except OSError as error:
@@ -113,7 +116,9 @@ def resume_sweep(sweep_dir: Path) -> int:
     for run_dir in run_dirs:
         if read_state(run_dir) not in RESULTS:
             only_this_node(read_config(run_dir)["launch"]["nodes"])
-    status, _ = execute_all(run_dirs, first)
+    status, stop = execute_all(run_dirs, first)
+    if not stop:
+        status = max(status, execute_further_rounds(sweep_dir))
     finish_sweep(sweep_dir)
     return status or int(damaged > 0)
 
@@ -144,6 +149,8 @@ def launch_slurm(
         )
     target = Target(settings.workers, settings.apply_to, here=False)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
+    if any(job.experiment.sweep.repeat == "auto" for job in batch.combinations):
+        raise ConfigError("sweep.repeat=auto decides after each round what to repeat; with SLURM, use a number")
     names = batch.names()
     earlier = _earlier_runs(batch) if first == 0 else []
     if not settings.dry_run:

@@ -44,6 +44,24 @@ def test_repeats_are_rounds_and_equal(folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_repeat_auto_repeats_what_is_not_decided(folder: Path) -> None:
+    """Three combinations that differ in nothing that matters, with two or three of them in the fourth and last round."""
+    twins = "+launch.env.TWIN=a,b,c"
+    placed = meshrunner(
+        "place", "-m", *TINY, "hydra.sweep.dir=sweep", twins, "sweep.repeat=auto", "sweep.max_repeat=4", cwd=folder
+    )
+    assert placed.code == 0, placed
+    assert len(runs(folder)) == 9
+    ended = meshrunner("resume", "sweep", cwd=folder)
+    assert ended.code == 0, ended
+    assert states(folder) == ["completed"] * len(runs(folder))
+    fourth = [run.name for run in runs(folder) if run.name.endswith("_repeat-4")]
+    assert len(fourth) >= 2 and f"round 4: {len(fourth)} of 3 combinations" in ended.out
+    again = meshrunner("resume", "sweep", cwd=folder)
+    assert "round" not in again.out and len(runs(folder)) == 9 + len(fourth)
+
+
+@pytest.mark.slow
 def test_the_same_command_executes_unfinished_runs(folder: Path) -> None:
     """Here the second of three is killed with the sweep, as by a crash of the node."""
     arguments = [

@@ -128,6 +128,7 @@ def differing(noise: Noise, rows: int) -> list[bool]:
     return [p is not None and p < ALPHA for p in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unequal", [1, 3])
 @pytest.mark.parametrize("drift", [0, 0.05])
 @pytest.mark.parametrize(("rows", "rounds"), [(2, 3), (4, 3), (12, 3), (40, 3), (12, 5)])
@@ -152,3 +153,33 @@ def test_the_smallest_visible_difference_is_found_in_nine_of_ten_tables() -> Non
     visible = np.median([simulated(generator, 4, 3, 0.02, 0.05, 1).visible(pairs, 3) or 0 for _ in range(200)])
     tables = (simulated(generator, 4, 3, 0.02, 0.05, 1, math.log1p(visible / 100)) for _ in range(400))
     assert 0.8 < sum(differing(table, 4)[-1] for table in tables) / 400 < 0.99
+
+
+def after_more_rounds(generator: np.random.Generator, rows: int, unequal: float, gain: float = 0) -> list[bool]:
+    """`differing` at the end of a sweep with repeat=auto, which repeats the baseline and the rows not yet told from it."""
+    deviations = 0.02 * np.exp(generator.uniform(-0.5, 0.5, rows) * math.log(unequal))
+    logs = generator.normal(0, 1, (rows, 8)) * deviations[:, None] + generator.normal(0, 0.05, 8)
+    logs[-1] += gain
+    values = {i: {k: math.exp(logs[i, k]) for k in range(3)} for i in range(rows)}
+    for k in range(3, 9):
+        found = differing(Noise(values, looks=6), rows)
+        if k == 8 or all(found):
+            break
+        for i in (0, *(i for i, differs in enumerate(found, 1) if not differs)):
+            values[i][k] = math.exp(logs[i, k])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unequal", [1, 3])
+@pytest.mark.parametrize("rows", [2, 4, 12, 40])
+def test_false_alarms_of_automatic_repeats(rows: int, unequal: float) -> None:
+    generator = np.random.default_rng(rows)
+    assert sum(any(after_more_rounds(generator, rows, unequal)) for _ in range(1000)) <= 60
+
+
+def test_power_of_automatic_repeats() -> None:
+    """Repeats find a difference of 4% beside noise of 2%, which three rounds rarely show."""
+    generator = np.random.default_rng(4)
+    three = sum(differing(simulated(generator, 4, 3, 0.02, 0.05, 1, 0.04), 4)[-1] for _ in range(400))
+    assert three < 200 < sum(after_more_rounds(generator, 4, 1, 0.04)[-1] for _ in range(400))
