@@ -68,16 +68,16 @@ def _value(row: Row, key: str) -> str:
 
 
 def _delta(against: Against | None) -> str:
-    if against is None or against.speed_pct is None:
+    if against is None or against.speed.percent is None:
         return ""
     marks = {None: f" {UNTESTED}", True: " ~", False: ""}
-    return f"{against.speed_pct:+.1f}%{marks[against.within_noise]}"
+    return f"{against.speed.percent:+.1f}%{marks[against.speed.within_noise]}"
 
 
 def legend(comparison: Comparison) -> Iterator[str]:
     """Yield a line for each mark and word in the cells that needs an explanation."""
     against = [each for each in comparison.against if each is not None]
-    tested = [each.within_noise for each in against if each.speed_pct is not None]
+    tested = [each.speed.within_noise for each in against if each.speed.percent is not None]
     if True in tested:
         yield f"~ within noise: tests of the runs' {comparison.speed.title} at {ALPHA:.0%} for the whole table (Holm)"
     if None in tested:

@@ -21,6 +21,9 @@ from meshrunner.runner.figures import Figure, figure_of, merged, speed_figure
 from meshrunner.runner.rundir import parse_yaml
 
 WPS = figure_of("perf/wps")
+FIRST_STEP = figure_of("perf/time_to_first_step_s")
+MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
+"""Figures of memory. Rows are compared by the first of these figures that all rows have."""
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
 """Keys that determine the number of devices. Rows that differ only in these keys show how a layout scales."""
 
@@ -81,22 +84,31 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """The difference of a figure between a row and its baseline."""
+
+    percent: float | None
+    """Percentage by which the row exceeds the baseline: of geometric means if it is tested, otherwise of medians."""
+    p_value: float | None
+    """The p-value, adjusted for the number of tests of this figure in the table; None if the difference is not tested."""
+    repeats: int
+    """Number of completed runs with a known value: the row's number or the baseline's number, whichever is smaller."""
+
+    @property
+    def within_noise(self) -> bool | None:
+        return None if self.p_value is None else self.p_value >= ALPHA
+
+
+@dataclass(frozen=True)
 class Against:
     """A row compared with its baseline."""
 
     row: Row
     """The baseline."""
-    speed_pct: float | None
-    """Percentage by which the row is faster than the baseline: of geometric means if it is tested, otherwise of medians."""
-    p_value: float | None
-    """The p-value of the difference in speed, adjusted for the number of tests in the table; None if it is not tested."""
-    repeats: int
-    """Number of completed runs with a known speed: the row's number or the baseline's number, whichever is smaller."""
+    speed: Gain
+    further: dict[str, Gain]
+    """The gains in peak memory and in the time to the first step, by `Figure.key`."""
     verdict: Parity
-
-    @property
-    def within_noise(self) -> bool | None:
-        return None if self.p_value is None else self.p_value >= ALPHA
 
 
 @dataclass(frozen=True)
@@ -162,13 +174,26 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     rows = _sorted(rows, names, chosen)
     partners = _partners(rows, *chosen) if chosen else {}
     speed = speed_figure([run.figures for row in rows for run in row.completed])
-    noise = Noise({row.key: row.by_round(speed) for row in rows}, max(map(_looks, runs)))
-    against = _compared(rows, partners, speed, noise)
+    noise = noise_of(speed, rows)
+    gains = _gains(rows, partners, speed, noise)
+    memory = memory_figure([row for row in rows if row.completed])
+    others = {each.key: _gains(rows, partners, each, noise_of(each, rows)) for each in (memory, FIRST_STEP) if each}
+    against = [
+        Against(
+            rows[partners[i]],
+            gains[i],
+            {key: each[i] for key, each in others.items()},
+            verdict(row.runs, rows[partners[i]].runs),
+        )
+        if i in partners
+        else None
+        for i, row in enumerate(rows)
+    ]
     remarks = list(keys.remarks)
-    others = [name for name in names if chosen and name != chosen[0]]
-    if chosen and not partners and others:
+    rest = [name for name in names if chosen and name != chosen[0]]
+    if chosen and not partners and rest:
         remarks.append(
-            f"nothing is compared with {'='.join(chosen)}: no other row has the same {first_of(others, LISTED)}"
+            f"nothing is compared with {'='.join(chosen)}: no other row has the same {first_of(rest, LISTED)}"
         )
     return Comparison(names, speed, rows, chosen, against, remarks, _scaling(rows, names), noise=noise)
 
@@ -240,17 +265,29 @@ def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
     return {i: baselines[rest[i]] for i in readable if baselines.get(rest[i], i) != i}
 
 
-def _compared(rows: list[Row], partners: dict[int, int], speed: Figure, noise: Noise) -> list[Against | None]:
-    differences = {i: noise.difference(rows[i].key, rows[partner].key) for i, partner in partners.items()}
-    adjusted = dict(zip(partners, holm(each and each.p_value for each in differences.values()), strict=True))
-    found: list[Against | None] = [None] * len(rows)
+def memory_figure(rows: Sequence[Row]) -> Figure | None:
+    """Return the first figure of MEMORY that all rows have."""
+    return next((each for each in map(figure_of, MEMORY) if all(each.values(row.summaries)[0] for row in rows)), None)
+
+
+def _gains(rows: list[Row], partners: dict[int, int], figure: Figure, noise: Noise) -> dict[int, Gain]:
+    """Return the gain of each row that has a baseline, by the row's index. `partners`: as returned by `_partners`."""
+    tested = {i: noise.difference(rows[i].key, rows[partner].key) for i, partner in partners.items()}
+    adjusted = dict(zip(partners, holm(each and each.p_value for each in tested.values()), strict=True))
+    found = {}
     for i, partner in partners.items():
-        mine, theirs = rows[i].measured(speed), rows[partner].measured(speed)
-        tested = differences[i]
-        gain = tested.percent if tested else percent_more(mine, theirs)
-        repeats = min(len(mine), len(theirs))
-        found[i] = Against(rows[partner], gain, adjusted[i], repeats, verdict(rows[i].runs, rows[partner].runs))
+        mine, theirs = rows[i].measured(figure), rows[partner].measured(figure)
+        percent = each.percent if (each := tested[i]) else percent_more(mine, theirs)
+        found[i] = Gain(percent, adjusted[i], min(len(mine), len(theirs)))
     return found
+
+
+def noise_of(figure: Figure, rows: Sequence[Row]) -> Noise:
+    """Return the noise of a figure in the completed runs of a table."""
+    return Noise(
+        {row.key: row.by_round(figure) for row in rows},
+        max((_looks(run) for row in rows for run in row.runs), default=1),
+    )
 
 
 def _looks(run: Run) -> int:

@@ -7,7 +7,7 @@ import io
 import json
 from typing import Any
 
-from meshrunner.runner.compare.comparison import WPS, Comparison, percent_more
+from meshrunner.runner.compare.comparison import WPS, Against, Comparison, percent_more
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
@@ -24,6 +24,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     """
     found = []
     scales = any(each is not None for each in comparison.scaling)
+    visible = comparison.smallest_visible()
     planned = any(run.summary.verdict is not None for row in comparison.rows for run in row.counted)
     for row, against, scaling in zip(comparison.rows, comparison.against, comparison.scaling, strict=True):
         record: dict[str, Any] = {key: row.values.get(key) for key in comparison.keys}
@@ -39,9 +40,11 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "baseline": "=".join(comparison.baseline) if against else None,
                 "wps_vs_baseline_pct": percent_more(row.measured(WPS), against.row.measured(WPS)) if against else None,
                 "speed": comparison.speed.summary_keys[0],
-                "speed_vs_baseline_pct": against.speed_pct if against else None,
-                "p_value": against.p_value if against else None,
-                "within_noise": against.within_noise if against else None,
+                "speed_vs_baseline_pct": against.speed.percent if against else None,
+                "p_value": against.speed.p_value if against else None,
+                "within_noise": against.speed.within_noise if against else None,
+                "smallest_visible_pct": visible,
+                **_further(against, comparison),
                 "loss_verdict": verdict.kind or None if verdict else None,
                 "loss_max_relative_difference": verdict.difference if verdict else None,
                 "loss_differs_from_step": verdict.step if verdict else None,
@@ -50,6 +53,20 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
         record["runs"] = [_run(run) for run in row.runs]
         found.append(record)
     return found
+
+
+def _further(against: Against | None, comparison: Comparison) -> dict[str, Any]:
+    """Return the gains in memory and in the time to the first step, under keys such as `memory/peak_rss_gib_vs_baseline_pct`."""
+    keys = next((each.further for each in comparison.against if each), {})
+    gains = {key: against.further[key] if against else None for key in keys}
+    return {
+        f"{key}_{name}": value
+        for key, gain in gains.items()
+        for name, value in {
+            "vs_baseline_pct": gain.percent if gain else None,
+            "p_value": gain.p_value if gain else None,
+        }.items()
+    }
 
 
 def _run(run: Run) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from meshrunner.runner.compare.comparison import Against, Comparison, Row
+from meshrunner.runner.compare.comparison import Against, Comparison, Row, memory_figure, noise_of
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise
 from meshrunner.runner.compare.parity import short
@@ -14,12 +14,10 @@ from meshrunner.runner.figures import figure_of, number
 
 LISTED = 3
 """Maximum number of rows that a sentence names."""
-SAME_MEMORY = 1.02
-"""Ratio of the highest to the lowest memory peak below which no row is named as using the least memory."""
+WORTH_NAMING = 0.02
+"""Smallest relative difference in memory or in the time to the first step that a sentence names."""
 WORKLOAD = ("model", "seq_len")
 """Sections and keys that decide the work per token. If rows differ in these keys, no row is called the fastest."""
-MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
-"""Figures of memory. Rows are compared by the first of these figures that all rows have."""
 TAKES = f"a test takes {REPEATS} completed runs of a combination (sweep.repeat={REPEATS} or auto)"
 MAX_VALUES = 3
 """Maximum number of values that a pattern lists."""
@@ -94,7 +92,7 @@ def undecided(comparison: Comparison) -> list[Row]:
     """Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row."""
     if comparison.baseline:
         pairs = zip(comparison.rows, comparison.against, strict=True)
-        close = [each.key for row, to in pairs if to and to.within_noise for each in (row, to.row)]
+        close = [each.key for row, to in pairs if to and to.speed.within_noise for each in (row, to.row)]
         return [row for row in comparison.rows if row.key in close]
     rows = [row for row in comparison.rows if len(row.measured(comparison.speed)) >= REPEATS]
     if len(rows) < 2 or not _comparable(comparison):
@@ -113,15 +111,12 @@ def _within_noise(rows: Sequence[Row], comparison: Comparison) -> str:
 
 def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
     """Name the row with the least memory; return "" if memory is unknown, about equal, or no test tells rows apart."""
-    known = [figure for figure in map(figure_of, MEMORY) if all(figure.values(row.summaries)[0] for row in rows)]
-    if not known:
+    figure = memory_figure(rows)
+    if figure is None:
         return ""
-    figure = known[0]
-    least, equal = _leader(
-        rows, Noise({row.key: row.by_round(figure) for row in rows}, comparison.noise.looks), comparison, sign=-1
-    )
+    least, equal = _leader(rows, noise_of(figure, rows), comparison, sign=-1)
     peak = {row.key: figure.values(row.summaries)[0] or 0.0 for row in rows}
-    if len(equal) == len(rows) - 1 or max(peak.values()) < SAME_MEMORY * peak[least.key]:
+    if len(equal) == len(rows) - 1 or max(peak.values()) < (1 + WORTH_NAMING) * peak[least.key]:
         return ""
     said = f"; least memory: {comparison.name(least)} ({figure.text(peak[least.key])} {figure.title})"
     return said + _within_noise(equal, comparison)
@@ -134,11 +129,11 @@ def _against(comparison: Comparison) -> Iterator[str]:
     key, baseline = comparison.baseline
     values: dict[str, list[Against]] = {}
     for row, against in zip(comparison.rows, comparison.against, strict=True):
-        if against is not None and against.speed_pct is not None:
+        if against is not None and against.speed.percent is not None:
             values.setdefault(text(row.values.get(key)), []).append(against)
     for value, pairs in values.items():
-        tested = [each for each in pairs if each.p_value is not None]
-        gains = [each.speed_pct for each in tested if each.speed_pct is not None]
+        tested = [each.speed for each in pairs if each.speed.p_value is not None]
+        gains = [each.percent for each in tested if each.percent is not None]
         if not gains:
             continue  # the first sentence says that no difference is tested
         title, noise = comparison.speed.title, sum(bool(each.within_noise) for each in tested)
@@ -152,7 +147,18 @@ def _against(comparison: Comparison) -> Iterator[str]:
             gain = f"{title} {size}" + (f", of which {noise} within noise" if noise else "")
         untested = len(pairs) - len(tested)
         more = f"; {_count(untested, 'more pair')} not tested" if untested else ""
-        yield f"{value} against {baseline}: {gain}{more}"
+        yield f"{value} against {baseline}: {gain}{more}{''.join(_further(pairs))}"
+
+
+def _further(pairs: Sequence[Against]) -> Iterator[str]:
+    """Yield a clause for each of memory and the time to the first step if it differs beyond noise."""
+    for key in pairs[0].further:
+        gains = [each.further[key] for each in pairs]
+        beyond = [each.percent or 0.0 for each in gains if each.within_noise is False]
+        beyond = [each for each in beyond if abs(each) >= 100 * WORTH_NAMING]
+        if beyond:
+            how_many = f" in {len(beyond)} of {len(pairs)} pairs" if len(beyond) < len(pairs) else ""
+            yield f"; {figure_of(key).title} {median(beyond):+.1f}%{how_many}"
 
 
 def _losses(comparison: Comparison) -> str:

@@ -145,7 +145,7 @@ def test_a_run_of_which_nothing_was_measured_is_a_row(tmp_path: Path, capsys: py
     for i in range(2):
         make_run(tmp_path / f"{i}", f"steps={i + 1}", wps=None, losses=[4.0] * (i + 1), summary=summary.as_json())
     comparison = compare_runs(read_runs([tmp_path]), "steps=1")
-    assert [against and against.speed_pct for against in comparison.against] == [None, None]
+    assert [against and against.speed.percent for against in comparison.against] == [None, None]
     assert "WPS" not in markdown(comparison) and "| 1.0000     |" in markdown(comparison)
     write_page(comparison, tmp_path / "page.html")
     report(tmp_path / "0", Outcome("completed", ""), summary)

@@ -49,7 +49,7 @@ def test_a_sweep_whose_differences_are_all_tested(tmp_path: Path) -> None:
         )
     assert found(tmp_path, "parallelism=fsdp1") == [
         "Fastest: none fsdp2 (1,100 WPS per device); least memory: full fsdp2 (20.00 GiB peak reserved)",
-        "fsdp2 against fsdp1: WPS per device +7.5% at the median, +5.0% to +10.0% over 2 pairs",
+        "fsdp2 against fsdp1: WPS per device +7.5% at the median, +5.0% to +10.0% over 2 pairs; peak reserved -4.8%",
         "Losses are identical in all 2 pairs",
     ]
     assert found(tmp_path) == [
@@ -74,7 +74,7 @@ def test_what_is_not_tested_is_provisional(tmp_path: Path) -> None:
     make_run(tmp_path / "b", "parallelism=fsdp2", wps=200)
     assert found(tmp_path, "parallelism=fsdp1") == [
         "Fastest so far, one run each: fsdp2 (200 WPS per device), 100.0% ahead of the next row. This is not tested for noise: "
-        "a test takes 3 completed runs of a combination (sweep.repeat=3)",
+        "a test takes 3 completed runs of a combination (sweep.repeat=3 or auto)",
         "Losses are identical in 1 pair",
     ]
 

@@ -141,7 +141,7 @@ def test_each_row_is_compared_with_the_one_that_differs_in_the_baseline_alone(tm
     found = compare(tmp_path, "parallelism=fsdp1")
     assert found.keys == ["activation_checkpoint", "parallelism"], "the baseline's key stands last"
     deltas = {
-        " ".join(row.values[key] for key in found.keys): against and against.speed_pct
+        " ".join(row.values[key] for key in found.keys): against and against.speed.percent
         for row, against in zip(found.rows, found.against, strict=True)
     }
     expected = {
@@ -180,7 +180,7 @@ def test_a_run_that_failed_has_no_delta(tmp_path: Path) -> None:
     make_run(tmp_path / "0", "parallelism=fsdp1", wps=100.0)
     make_run(tmp_path / "1", "parallelism=fsdp2", wps=300.0, state="oom", reason="out of memory in step 3")
     against = compare(tmp_path, "parallelism=fsdp1").against[1]
-    assert against is not None and against.speed_pct is None and against.verdict.why == "no completed run"
+    assert against is not None and against.speed.percent is None and against.verdict.why == "no completed run"
 
 
 def test_folders_without_runs_are_said(tmp_path: Path) -> None:

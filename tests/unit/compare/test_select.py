@@ -131,7 +131,7 @@ def test_the_verdict_is_of_the_rows_that_are_shown(sweep: Path) -> None:
 
 def test_baselines_that_are_left_out_are_still_compared_with(sweep: Path) -> None:
     shown = of(sweep, "parallelism=fsdp2", sort="lr", baseline="parallelism=fsdp1")
-    assert [None if each is None else each.speed_pct for each in shown.against] == [
+    assert [None if each is None else each.speed.percent for each in shown.against] == [
         100.0,
         pytest.approx(90.9, abs=0.1),
         None,
