@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -19,6 +20,8 @@ from meshrunner.runner.rundir.files import SWEEP
 
 UNTESTED = "(not tested)"
 """Mark of an untested difference: the row or its baseline has fewer than REPEATS runs. Cells with this mark are grey."""
+OTHER = {"model": "other model", "seq_len": "other length", "batch": "other batch"}
+"""Marks of differences in speed between rows that differ in a part of `Run.workload`."""
 LISTED = 8
 """Maximum number of rows named per reason."""
 FACT_VALUES = 3
@@ -71,7 +74,8 @@ def _delta(against: Against | None) -> str:
     if against is None or against.speed.percent is None:
         return ""
     marks = {None: f" {UNTESTED}", True: " ~", False: ""}
-    return f"{against.speed.percent:+.1f}%{marks[against.speed.within_noise]}"
+    other = f" ({OTHER[against.other]})" if against.other else ""
+    return f"{against.speed.percent:+.1f}%{marks[against.speed.within_noise]}{other}"
 
 
 def legend(comparison: Comparison) -> Iterator[str]:
@@ -85,6 +89,13 @@ def legend(comparison: Comparison) -> Iterator[str]:
     if (visible := comparison.smallest_visible()) is not None:
         repeats, more = comparison.repeats, comparison.smallest_visible(times=2)
         yield f"differences of {visible:.1f}% and more would have shown; {2 * repeats} repeats would show {more:.1f}%"
+    if any(each.other == "batch" for each in against):
+        found = {row.runs[0].workload["batch"] for row in comparison.rows}
+        batches = sorted(batch for batch in found if isinstance(batch, int) and batch > 0)
+        yield (
+            f"other batch: the global batch is {first_of([*map(str, batches)], LISTED)} sequences, which affects the speed; "
+            f"global_batch={math.lcm(*batches)} makes it equal in all rows"
+        )
     if tested and comparison.speed.key != WPS.key:
         title = comparison.speed.title
         yield f"on CPUs, speeds are compared by {title}, because other processes distort wall-clock time"

@@ -109,6 +109,8 @@ class Against:
     further: dict[str, Gain]
     """The gains in peak memory and in the time to the first step, by `Figure.key`."""
     verdict: Parity
+    other: str = ""
+    """Part of `Run.workload` in which the row differs from its baseline: `model`, `seq_len` or `batch`; empty if in none."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
             gains[i],
             {key: each[i] for key, each in others.items()},
             verdict(row.runs, rows[partners[i]].runs),
+            _other_workload(row.runs[0], rows[partners[i]].runs[0]),
         )
         if i in partners
         else None
@@ -280,6 +283,14 @@ def _gains(rows: list[Row], partners: dict[int, int], figure: Figure, noise: Noi
         percent = each.percent if (each := tested[i]) else percent_more(mine, theirs)
         found[i] = Gain(percent, adjusted[i], min(len(mine), len(theirs)))
     return found
+
+
+def _other_workload(run: Run, baseline: Run) -> str:
+    theirs = baseline.workload
+    differing = [
+        part for part, value in run.workload.items() if None not in (value, theirs[part]) and value != theirs[part]
+    ]
+    return next(iter(differing), "")
 
 
 def noise_of(figure: Figure, rows: Sequence[Row]) -> Noise:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from meshrunner.runner.compare.comparison import Against, Comparison, Row, memory_figure, noise_of
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise
-from meshrunner.runner.compare.parity import short
+from meshrunner.runner.compare.parity import BATCH, short
 from meshrunner.runner.figures import figure_of, number
 
 LISTED = 3
@@ -147,6 +147,8 @@ def _against(comparison: Comparison) -> Iterator[str]:
             gain = f"{title} {size}" + (f", of which {noise} within noise" if noise else "")
         untested = len(pairs) - len(tested)
         more = f"; {_count(untested, 'more pair')} not tested" if untested else ""
+        unlike = sum(each.other == "batch" for each in pairs)
+        more += f"; the global batch differs in {_count(unlike, 'pair')}" if unlike else ""
         yield f"{value} against {baseline}: {gain}{more}{''.join(_further(pairs))}"
 
 
@@ -168,8 +170,10 @@ def _losses(comparison: Comparison) -> str:
         if against is not None and against.verdict.kind:
             kinds.setdefault(against.verdict.kind, []).append((row, against))
     pairs = sum(map(len, kinds.values()))
+    unlike = sum(each is not None and each.verdict.why == BATCH for each in comparison.against)
+    rest = f"{_count(unlike, 'pair')} not comparable: {BATCH}" if unlike else ""
     if not pairs:
-        return ""
+        return f"Losses of {rest}" if rest else ""
     bad = {"differs": "Losses differ", "different data": "The data is not the same"}
     parts = [
         f"{words} in {len(kinds[kind])} of {_count(pairs, 'pair')}: "
@@ -178,10 +182,15 @@ def _losses(comparison: Comparison) -> str:
         if kind in kinds
     ]
     if parts:
-        return "; ".join(parts)
+        return "; ".join([*parts, rest] if rest else parts)
     largest = max(each.verdict.difference or 0.0 for same in kinds.values() for _, each in same)
     how = "are identical" if set(kinds) == {"identical"} else f"agree (largest difference {short(f'{largest:.1e}')})"
-    return f"Losses {how} in {'all ' * (pairs > 1)}{_count(pairs, 'pair')}"
+    where = (
+        f"{pairs} of {_count(pairs + unlike, 'pair')}; {rest}"
+        if rest
+        else f"{'all ' * (pairs > 1)}{_count(pairs, 'pair')}"
+    )
+    return f"Losses {how} in {where}"
 
 
 def _without_result(comparison: Comparison) -> str:

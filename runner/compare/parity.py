@@ -16,6 +16,8 @@ from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.figures import figure_of, number
 
 LOSS, NORM = "train/loss", "train/grad_norm"
+BATCH = "different global batch"
+"""Reason why the curves of two runs cannot be compared: their steps have different numbers of tokens."""
 TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4}, "bf16": {LOSS: 1e-2, NORM: 5e-2}}
 """Largest relative difference at which two curves agree, for each precision. Even correct runs differ slightly, because each
 parallelism sums in another order. Rounding to bf16 changes a number by up to 2^-8 = 3.9e-3 of its value. Gradient norms differ
@@ -101,7 +103,7 @@ def _incomparable(a: Run, b: Run) -> str:
     if not common:
         return "no step in common"
     if any(mine[step] != theirs[step] for step in common):
-        return "different global batch"
+        return BATCH
     return ""
 
 

@@ -126,6 +126,13 @@ class Run:
         return (self.path.parent if repeat else self.path, repeat)
 
     @property
+    def workload(self) -> dict[str, Any]:
+        """What a step trains: the model, the sequence length and the sequences per step (`batch`), None if unknown."""
+        resolved = self.environment.resolved.get("global_batch")
+        batch = self.config.get("global_batch") if resolved is None else resolved
+        return {"model": self.config.get("model"), "seq_len": self.config.get("seq_len"), "batch": batch}
+
+    @property
     def seed(self) -> Any:
         seed = self.config.get("seed")
         return seed if isinstance(seed, int) else str(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.findings import common, findings
 from meshrunner.runner.compare.runs import read_runs
+from meshrunner.runner.compare.table import markdown
 from tests.run_dirs import make_run
 
 CPU = "perf/tokens_per_cpu_s_median"
@@ -101,6 +103,27 @@ def test_on_cpus_speed_is_tokens_per_cpu_second(tmp_path: Path) -> None:
     assert found(tmp_path, "parallelism=fsdp1")[:2] == [
         "Fastest: fsdp2 (221 tokens per CPU-second)",
         "fsdp2 against fsdp1: tokens per CPU-second +10.0%",
+    ]
+
+
+def test_another_global_batch_is_said(tmp_path: Path) -> None:
+    for layout, batch, wps in (("fsdp1", 8, 100.0), ("fsdp2", 8, 110.0), ("fsdp1_tp", 4, 90.0)):
+        environment = {"resolved": {"global_batch": batch}}
+        values = (wps, wps + 1, wps - 1)
+        repeats(tmp_path, layout, f"parallelism={layout}", wps=values, tokens=16 * batch, environment=environment)
+    comparison = compare_runs(read_runs([tmp_path]), "parallelism=fsdp1")
+    assert [each and each.other for each in comparison.against] == [None, "batch", ""]
+    text = markdown(comparison)
+    assert "-10.0% (other batch)" in text and re.search(r"\+10\.0% +\|", text)
+    assert (
+        "other batch: the global batch is 4, 8 sequences, which affects the speed; global_batch=8 makes it equal"
+        in text
+    )
+    said = found(tmp_path, "parallelism=fsdp1")
+    assert said[1:] == [
+        "fsdp1_tp against fsdp1: WPS per device -10.0%; the global batch differs in 1 pair",
+        "fsdp2 against fsdp1: WPS per device +10.0%",
+        "Losses are identical in 1 of 2 pairs; 1 pair not comparable: different global batch",
     ]
 
 
