@@ -58,7 +58,7 @@ class Initialiser:
         self.network.tie_weights()
         for name, parameter in model.named_parameters():
             self._initialise(clean_name(name), parameter)
-        self.network.reset_buffers()
+        self.reset_buffers()
 
     def param_init_fn(self) -> Callable[[nn.Module], None]:
         """Return FSDP1's `param_init_fn`, which materialises one module of the network without its submodules."""
@@ -74,9 +74,14 @@ class Initialiser:
                 if name in own:
                     self._initialise(name, parameter)
             if module is self.network:
-                self.network.reset_buffers()
+                self.reset_buffers()
 
         return materialise
+
+    def reset_buffers(self) -> None:
+        """Let the network compute its buffers. Other tensors that it creates are on the device, too."""
+        with self.device:
+            self.network.reset_buffers()
 
     def whole(self, name: str, shape: torch.Size) -> Tensor:
         """Return the full initial value of a parameter in fp32, for layouts whose shards are not DTensors."""

@@ -296,4 +296,4 @@ def initialise(wrapped: Any, initialiser: Initialiser) -> None:
             elements = getattr(parameter, "megatron_fsdp_slice", slice(None))  # absent if the parameter is not sharded
             local.copy_(value.flatten()[elements].view_as(local))
     wrapped.install_optimized_model_weights()
-    initialiser.network.reset_buffers()
+    initialiser.reset_buffers()

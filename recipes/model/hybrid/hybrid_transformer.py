@@ -164,7 +164,7 @@ class HybridTransformer(MoETransformer):
     def reset_buffers(self) -> None:
         super().reset_buffers()
         if len(self.mtp):
-            self.observed = {**self.observed, "train/mtp_loss": torch.zeros((), device=self.output.weight.device)}
+            self.observed = {**self.observed, "train/mtp_loss": torch.zeros(())}
 
     def stays_fp32(self, name: str) -> bool:
         return name.endswith((".scan.a_log", ".scan.dt_bias", ".scan.d")) or super().stays_fp32(name)
