@@ -157,12 +157,12 @@ class Comparison:
         return row_name(row.values, self.keys) or row.runs[0].path.name
 
 
-def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
+def compare_runs(runs: Sequence[Run], baseline: str | None = None, option: str = "--baseline") -> Comparison:
     """
     Merge repeats into rows, sort the rows, and compare each row with its baseline.
 
     `baseline` is `key=value`. A row's baseline is the row that has this value and the same value of every other varying
-    key. Raise ConfigError if the key does not vary or no row has the value.
+    key. Raise ConfigError if the key does not vary or no row has the value. `option`: name of the setting in the message.
     """
     keys = Keys(runs)
     merged: dict[str, list[Run]] = {}
@@ -171,7 +171,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None) -> Comparison
     rows = [Row(keys.of(same[0]), same) for same in merged.values()]
     names, chosen = list(keys.names), None
     if baseline is not None:
-        chosen = _parsed(baseline, names, rows)
+        chosen = _parsed(baseline, names, rows, option)
         names.sort(key=chosen[0].__eq__)  # sort by the baseline's key last, so that compared rows are adjacent
     rows = _sorted(rows, names, chosen)
     partners = _partners(rows, *chosen) if chosen else {}
@@ -208,20 +208,18 @@ def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
     try:
         if baseline is not None and not isinstance(baseline, str):
             raise ConfigError(f"sweep.baseline: expected KEY=VALUE, got {baseline!r}")
-        return compare_runs(runs, baseline), None
+        return compare_runs(runs, baseline, "sweep.baseline"), None
     except ConfigError as error:
         return compare_runs(runs), str(error)
 
 
-def _parsed(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]:
+def _parsed(baseline: str, names: list[str], rows: list[Row], option: str) -> tuple[str, str]:
     """Parse a baseline's `key=value`. Return the key, and the value as `text` formats it in the rows."""
     key, separator, value = baseline.partition("=")
     if not separator:
-        raise ConfigError(f"--baseline: expected KEY=VALUE, for example parallelism=fsdp1, got '{baseline}'")
+        raise ConfigError(f"{option}: expected KEY=VALUE, for example parallelism=fsdp1, got '{baseline}'")
     if key not in names:
-        raise ConfigError(
-            f"--baseline: '{key}' does not vary.{did_you_mean(key, names)} Varying keys: {_listed(names)}"
-        )
+        raise ConfigError(f"{option}: '{key}' does not vary.{did_you_mean(key, names)} Varying keys: {_listed(names)}")
     known = {text(row.values[key]): row.values[key] for row in rows if key in row.values}
     try:
         given = parse_yaml(value)
@@ -230,7 +228,7 @@ def _parsed(baseline: str, names: list[str], rows: list[Row]) -> tuple[str, str]
     for name, raw in known.items():
         if name == value or same_value(raw, given):  # for example, 1e-3 equals 0.001
             return key, name
-    raise ConfigError(f"--baseline: no row has {key}={value}.{did_you_mean(value, known)} Known: {_listed(known)}")
+    raise ConfigError(f"{option}: no row has {key}={value}.{did_you_mean(value, known)} Known: {_listed(known)}")
 
 
 def _listed(names: Iterable[str]) -> str:

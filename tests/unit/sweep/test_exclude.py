@@ -170,3 +170,20 @@ def test_options_in_the_users_directory_are_accepted(folder: Path) -> None:
     given = ("--config-dir", "own", "seed=0,1")
     assert place(*given, "lr_schedule=mine,constant", "sweep.exclude=[lr_schedule=mine seed=0]") == 0
     assert place(*given, "hydra.sweep.dir=other", "sweep.exclude=[lr_schedule=mien]") == 2
+
+
+@pytest.mark.parametrize(
+    ("baseline", "message"),
+    [
+        ("nonsense", "expected KEY=VALUE"),
+        ("paralelism=fsdp1", "Did you mean 'parallelism'?"),
+        ("parallelism=ddp", "Known: fsdp1, fsdp2"),
+    ],
+)
+def test_a_baseline_that_names_no_combination_is_refused(
+    baseline: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert place("parallelism=fsdp1,fsdp2", f"sweep.baseline={baseline}") == 2
+    assert message in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+    assert place("parallelism=fsdp1,fsdp2", "sweep.baseline=parallelism=fsdp2") == 0
