@@ -14,6 +14,8 @@ from meshrunner.runner.slurm.settings import Nodes, Slurm
 CPUS_AND_MEMORY = {"--exclusive", "--oversubscribe", "-s", "--cpus-per-task", "-c", "--cpus-per-gpu", "--mincpus"}
 CPUS_AND_MEMORY |= {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 """sbatch options that request CPUs or memory."""
+GPUS = {"--gres", "--gpus", "-G", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket"}
+"""sbatch options that request GPUs."""
 
 
 def sbatch_script(folder: Path, settings: Slurm, nodes: Nodes, tasks: Sequence[int] = ()) -> str:
@@ -49,7 +51,7 @@ def _options(settings: Slurm, nodes: Nodes) -> list[str]:
         "qos": settings.qos,
         "constraint": settings.constraint,
         "nodes": nodes.number,
-        "gpus-per-node": nodes.gpus,
+        "gpus-per-node": None if GPUS & _names(settings.extra) else nodes.gpus,
         **_cpus_and_memory(settings, nodes),
         "time": settings.time,
         "signal": f"B:USR1@{settings.notice_s}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from omegaconf import OmegaConf
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.errors import ConfigError
@@ -41,6 +42,13 @@ def _time(value: Any) -> Any:
             "time", "expected text like '1:00:00' or '2-00:00:00', got {got}", {"got": repr(value)}
         )
     return value
+
+
+def _lines(preamble: str) -> str:
+    """Refuse a backslash and an `n` outside of quotes: on the command line, they do not become a line break."""
+    if r"\n" in re.sub(r"'[^']*'|\"[^\"]*\"", "", preamble):
+        raise PydanticCustomError("lines", r"\n is no line break here; separate commands by ; or write the key in YAML")
+    return preamble
 
 
 class Slurm(Section):
@@ -79,7 +87,7 @@ class Slurm(Section):
     """Additional options for sbatch: ['--mail-type=END', '--exclude=node7']."""
     srun: list[str]
     """Additional arguments for srun: ['--container-image=image.sqsh']."""
-    preamble: str
+    preamble: Annotated[str, AfterValidator(_lines)]
     """Shell lines to run before srun, for example to load modules or set NCCL variables."""
     command: str | None
     """Command that starts meshrunner on a node: 'apptainer exec --nv image.sif meshrunner'; null: use this installation."""

@@ -64,6 +64,12 @@ def test_what_the_user_says_of_cpus_and_memory_is_all_that_is_said() -> None:
         assert options(extra=["--mail-type=END", extra]) == [extra.strip("'")]
 
 
+@pytest.mark.parametrize("extra", ["--gres=gpu:h100:8", "-G 8", "'--gpus-per-task=8'"])
+def test_gpus_are_asked_for_once(extra: str) -> None:
+    text = sbatch_script(Path("/shared/runs/one"), Slurm(**NONE | {"extra": [extra]}), Nodes(1, 8, whole=True))
+    assert f"#SBATCH {extra}" in text and "#SBATCH --gpus-per-node" not in text
+
+
 @pytest.mark.parametrize(
     ("overrides", "asked"),
     [
