@@ -6,14 +6,14 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import cache_dir
 from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.config.devices import DRIVERS, cores, cpu_name
-from meshrunner.runner.console import console, table_of
+from meshrunner.runner.console import console, one_line, table_of
 
 
 def doctor(arguments: list[str]) -> int:
@@ -25,23 +25,14 @@ def doctor(arguments: list[str]) -> int:
 
 def findings() -> Iterator[tuple[str, str, str]]:
     """Yield (part, finding, consequence) for each part that a run depends on. The consequence is empty if nothing is missing."""
-    import torch
-    import torch.distributed as dist
-
     yield "Python", platform.python_version(), ""
     for package in ("torch", "hydra-core", "pydantic", "datasets", "sentencepiece", "wandb"):
-        yield package, version(package), ""
+        try:
+            yield package, version(package), ""
+        except PackageNotFoundError:
+            yield package, "none", f"install it: pip install {package}"
     yield "processor", f"{cpu_name()}, {cores()} cores", "" if cores() > 1 else "workers share one core"
-    if gpus := torch.cuda.device_count():
-        yield "GPUs", f"{gpus} x {torch.cuda.get_device_name(0)}", ""
-    elif any(driver.exists() for driver in DRIVERS):
-        why = "install a CUDA build of torch, or unset CUDA_VISIBLE_DEVICES"
-        yield "GPUs", "a driver, but torch sees no GPU", why
-    else:
-        yield "GPUs", "none", "runs use the CPU and gloo; their figures say nothing about GPUs"
-    for backend, why in (("gloo", "every run needs this backend"), ("nccl", "runs on GPUs need this backend")):
-        usable = dist.is_backend_available(backend)
-        yield f"backend {backend}", "yes" if usable else "no", "" if usable else why
+    yield from _devices()
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     yield "C++ compiler", compiler or "none", "" if compiler else "torch.compile on a CPU needs one; install g++"
     sbatch = shutil.which("sbatch")
@@ -57,3 +48,22 @@ def findings() -> Iterator[tuple[str, str, str]]:
         yield "cache", f"{folder}, {free:.0f} GiB free", why
     except ConfigError as error:
         yield "cache", "not writable", str(error)
+
+
+def _devices() -> Iterator[tuple[str, str, str]]:
+    try:
+        import torch
+        import torch.distributed as dist
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing
+        yield "import torch", "no", f"no run can start: {one_line(error)}"
+        return
+    if gpus := torch.cuda.device_count():
+        yield "GPUs", f"{gpus} x {torch.cuda.get_device_name(0)}", ""
+    elif any(driver.exists() for driver in DRIVERS):
+        why = "install a CUDA build of torch, or unset CUDA_VISIBLE_DEVICES"
+        yield "GPUs", "a driver, but torch sees no GPU", why
+    else:
+        yield "GPUs", "none", "runs use the CPU and gloo; their figures say nothing about GPUs"
+    for backend, why in (("gloo", "every run needs this backend"), ("nccl", "runs on GPUs need this backend")):
+        usable = dist.is_backend_available(backend)
+        yield f"backend {backend}", "yes" if usable else "no", "" if usable else why
