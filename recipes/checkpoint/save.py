@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -55,7 +56,15 @@ class ChecksummedWriter(FileSystemWriter):
         self.complete = complete
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        written = WriteResults(super().write_data(plan, planner).wait())
+        try:
+            written = WriteResults(super().write_data(plan, planner).wait())
+        except Exception as error:  # on a full disk, torch only reports unexpected positions in a file
+            needed = sum(item.tensor_storage_size() or 0 for item in plan.items)
+            free = shutil.disk_usage(self.path).free
+            if free >= needed:
+                raise
+            sizes = f"this rank's shards take {needed:,} bytes, and {free:,} were free when writing failed"
+            raise NotSaved(f"the disk is full: {sizes}") from error
         names = {result.storage_data.relative_path for result in written}
         # Compute checksums from disk, so that they also cover faults in writing.
         written.files = {name: checksum(Path(self.path) / name) for name in names}
@@ -148,9 +157,9 @@ class DCPSaver:
             if dist.get_rank() == 0:
                 remove_leftovers(self.folder)
             rank, (cause, _) = next(iter(error.failures.items()))
+            why = str(cause) if isinstance(cause, NotSaved) else f"{type(cause).__name__}: {cause}"
             raise NotSaved(
-                f"the checkpoint of step {step} could not be written to {self.folder}: "
-                f"rank {rank}: {type(cause).__name__}: {cause}"
+                f"the checkpoint of step {step} could not be written to {self.folder}: rank {rank}: {why}"
             ) from error
 
 
