@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.comparison import compare_runs
+from meshrunner.runner.compare.comparison import compare_folders
 from meshrunner.runner.compare.export import records
 from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.keys import text
-from meshrunner.runner.compare.runs import read_runs
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -44,7 +43,7 @@ def load_runs(folders: Sequence[str | os.PathLike[str]], baseline: str | None) -
         from pandas import DataFrame
     except ImportError as error:
         raise ImportError("meshrunner.load needs pandas: pip install pandas") from error
-    comparison = compare_runs(read_runs([Path(folder) for folder in folders]), baseline)
+    comparison = compare_folders([Path(folder) for folder in folders], baseline)
     rows = [record | _hashable(comparison.keys, record) for record in records(comparison)]
     events = [
         {"run": str(run.path), "state": run.state, **_hashable(comparison.keys, row.values), "seed": run.seed} | event

@@ -127,7 +127,11 @@ _COMMANDS = (
         "show which settings vary between runs and what they change",
         (DIRECTORIES,),
         (
-            Flag(("--baseline",), "compare each row with the row that differs only in KEY", "KEY=VALUE"),
+            Flag(
+                ("--baseline",),
+                "compare each row with the row that differs only in KEY; default: sweep.baseline",
+                "KEY=VALUE",
+            ),
             Flag(
                 WHERE, "only rows that meet this condition (repeatable): state!=oom, 'wps>5000'", "EXPR", repeats=True
             ),

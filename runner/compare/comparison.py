@@ -17,8 +17,10 @@ from meshrunner.runner.compare.keys import Keys, first_of, row_name, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise, holm
 from meshrunner.runner.compare.parity import Parity, verdict
 from meshrunner.runner.compare.runs import Run, read_runs
+from meshrunner.runner.console import warn
 from meshrunner.runner.figures import Figure, figure_of, merged, speed_figure
 from meshrunner.runner.rundir import parse_yaml
+from meshrunner.runner.rundir.files import is_sweep
 
 WPS = figure_of("perf/wps")
 FIRST_STEP = figure_of("perf/time_to_first_step_s")
@@ -199,6 +201,16 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None, option: str =
             f"nothing is compared with {'='.join(chosen)}: no other row has the same {first_of(rest, LISTED)}"
         )
     return Comparison(names, speed, rows, chosen, against, remarks, _scaling(rows, names), noise=noise)
+
+
+def compare_folders(folders: Sequence[Path], baseline: str | None) -> Comparison:
+    """Compare the runs in run and sweep directories. A single sweep directory has `sweep.baseline` as its default baseline."""
+    if baseline is not None or len(folders) > 1 or not is_sweep(folders[0]):
+        return compare_runs(read_runs(folders), baseline)
+    comparison, problem = compare_sweep(folders[0])
+    if problem is not None:
+        warn(problem)
+    return comparison
 
 
 def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:

@@ -146,15 +146,13 @@ def check_batch(
 
         rules = dict.fromkeys(rule for job in jobs for rule in job.experiment.sweep.exclude)
         check_rules(rules, [job.runs[0] for job in jobs], options)
-        _check_baseline([job.runs[0] for job in jobs])
+        if (baseline := jobs[0].experiment.sweep.baseline) is not None:
+            _check_baseline(baseline, [job.runs[0] for job in jobs])
     return SweepBatch(sweep_dir, jobs)
 
 
-def _check_baseline(composed: Sequence[Composed]) -> None:
+def _check_baseline(baseline: str, composed: Sequence[Composed]) -> None:
     """Raise ConfigError if `sweep.baseline` names no combination. A named experiment may name a key that does not vary here."""
-    baseline = composed[0].config["sweep"]["baseline"]
-    if baseline is None:
-        return
     runs = [
         Run(each.run_dir, "pending", config=each.config, choices=each.overrides["choices"], task=each.overrides["task"])
         for each in composed

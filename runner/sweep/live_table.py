@@ -12,11 +12,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from meshrunner.runner.compare.runs import glance
+from meshrunner.runner.compare.runs import Run, glance
 from meshrunner.runner.console import one_line
 from meshrunner.runner.figures import UNKNOWN
 from meshrunner.runner.launch.progress import PROGRESS, RECENT, progress_cells, run_table
-from meshrunner.runner.rundir import StepRow, Tail, read_state
+from meshrunner.runner.rundir import FINAL, StepRow, Tail, read_state
 from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.sweep.tally import Tally
 
@@ -67,6 +67,8 @@ class LiveTable(Tally):
         self._running: dict[Path, _Running] = {}
         self._ended: dict[Path, list[str]] = {}
         """Cells of ended runs, in the order in which the runs ended."""
+        self._earlier: dict[Path, list[str]] = {}
+        """Cells of runs that had ended before, as far as they were shown."""
         self._drawn = 0.0
 
     def __enter__(self) -> LiveTable:
@@ -88,7 +90,7 @@ class LiveTable(Tally):
         self._running.pop(run_dir, None)
         self._phase = ""
         self._states[run_dir] = run.state
-        self._ended[run_dir] = [run.state, *progress_cells(run.state, run.config.get("steps"), run.events)]
+        self._ended[run_dir] = _cells(run)
         self._draw()
 
     def refresh(self, phase: str = "") -> None:
@@ -113,7 +115,11 @@ class LiveTable(Tally):
         unknown = [UNKNOWN] * (len(PROGRESS) - 1)
         rows = []
         for run_dir in self._visible(len(below) - 1):
-            cells = live.get(run_dir) or self._ended.get(run_dir) or [states[run_dir], *unknown]
+            cells = live.get(run_dir) or self._ended.get(run_dir) or self._earlier.get(run_dir)
+            if cells is None:
+                cells = [states[run_dir], *unknown]
+                if states[run_dir] in FINAL:
+                    cells = self._earlier[run_dir] = _cells(glance(run_dir))
             rows.append([self.label(run_dir), *cells])
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
 
@@ -128,3 +134,7 @@ class LiveTable(Tally):
         room -= len(running)
         before = min(len(ended), max(room // 2, room - len(waiting)))
         return [*ended[len(ended) - before :], *running, *waiting[: room - before]]
+
+
+def _cells(run: Run) -> list[str]:
+    return [run.state, *progress_cells(run.state, run.config.get("steps"), run.events)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from meshrunner.runner.commands.parser import parse
-from meshrunner.runner.compare.comparison import compare_runs
-from meshrunner.runner.compare.runs import read_runs
+from meshrunner.runner.compare.comparison import compare_folders
 from meshrunner.runner.compare.select import select
 from meshrunner.runner.console import say
 
@@ -12,7 +11,7 @@ from meshrunner.runner.console import say
 def compare(arguments: list[str]) -> int:
     """Compare runs and print the result. Raise ConfigError if arguments are invalid or a directory has no runs."""
     given = parse("compare", arguments)
-    comparison = compare_runs(read_runs(given.directories), given.baseline)
+    comparison = compare_folders(given.directories, given.baseline)
     comparison = select(comparison, given.where, given.sort, given.top)
     if given.html:
         from meshrunner.runner.compare.page.write import write_page

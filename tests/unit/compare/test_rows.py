@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.comparison import Comparison, compare_runs
+from meshrunner.runner.compare.comparison import Comparison, compare_folders, compare_runs
 from meshrunner.runner.compare.runs import read_run, read_runs
 from tests.run_dirs import make_run, write
 
@@ -265,3 +265,18 @@ def test_a_baseline_that_is_compared_with_nothing_is_said(tmp_path: Path) -> Non
         "nothing is compared with parallelism=fsdp1: no other row has the same seq_len, steps"
     ]
     assert not compare(tmp_path).remarks
+
+
+def test_a_sweep_has_a_baseline_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = tmp_path / "sweep"
+    for layout in ("fsdp1", "fsdp2"):
+        make_run(sweep / layout, f"parallelism={layout}", "sweep.baseline=parallelism=fsdp1")
+    (sweep / "sweep.json").write_text("{}")
+    assert compare_folders([sweep], None).baseline == ("parallelism", "fsdp1")
+    assert compare_folders([sweep], "parallelism=fsdp2").baseline == ("parallelism", "fsdp2")
+    assert compare_folders([sweep, sweep / "fsdp1"], None).baseline is None
+    for run in ("fsdp1", "fsdp2"):
+        config = sweep / run / "config.yaml"
+        config.write_text(config.read_text().replace("parallelism=fsdp1", "parallelism=ddp"))
+    assert compare_folders([sweep], None).baseline is None
+    assert "sweep.baseline: no row has parallelism=ddp" in capsys.readouterr().err
