@@ -23,6 +23,10 @@ class Moved(Exception):
     """Exit status 1: a run or sweep directory was moved or removed while it was being executed."""
 
 
+class TooLarge(MemoryError):
+    """Exit status 1: a rank's parameters and optimizer state take more host memory than it has. The run ends as `oom`."""
+
+
 class NotSaved(Exception):
     """Exit status 1: a checkpoint could not be written. The message names the checkpoint, the path and the cause."""
 

@@ -21,6 +21,7 @@ from meshrunner.recipes.checkpoint.on_disk import Consumed, Training, choose_che
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.determinism import compute_deterministically
+from meshrunner.recipes.errors import TooLarge
 from meshrunner.recipes.loss.base import cross_entropy
 from meshrunner.recipes.model.init_weights import Initialiser, clean_name
 from meshrunner.recipes.model.network import network_of
@@ -46,11 +47,14 @@ Batch = tuple[Tensor, Tensor]
 """Tokens and targets, each [micro_batch, seq_len]."""
 
 
-def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn.Module, list[Trainable], int]:
+def assemble(
+    recipe: Recipe, mesh: DeviceMesh, device: torch.device, host_bytes: int | None = None
+) -> tuple[nn.Module, list[Trainable], int]:
     """
     Build the network on the meta device, distribute it over the devices and initialise it.
 
-    Return the model, its trainable parameters, and the total number of parameters of the full model.
+    Return the model, its trainable parameters, and the total number of parameters of the full model. `host_bytes`: memory of
+    a rank on a CPU. Raises TooLarge if it cannot hold the rank's parameters and optimizer state.
     """
     layout = recipe.parallelism
     # 1. Build on meta, where any model fits. Float8 replaces linear layers before anything refers to them.
@@ -64,6 +68,8 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
     # 4. Recomputation and compilation go inside the FSDP units. Parameters must be all-gathered and freed around compiled and
     # recomputed code, not within it.
     recompute_and_compile(recipe, network, plan)
+    if host_bytes is not None:
+        _refuse_too_large(recipe, network, mesh["shard"].size(), host_bytes)
     # 5. Data parallelism shards the tensor-parallel shards. Only then is memory allocated and initialised, so a device never
     # holds more than its own shard. The initial values do not depend on the layout.
     model = layout.apply(network, mesh, plan, recipe.precision, Initialiser(network, recipe.seed, device))
@@ -75,6 +81,18 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
             groups = layout.shard_groups(clean_name(name), parameter, mesh, tensor_parallel)
             trained.append(Trainable(clean_name(name), parameter, groups))
     return model, trained, parameters
+
+
+def _refuse_too_large(recipe: Recipe, network: Network, shards: int, host_bytes: int) -> None:
+    """Raise TooLarge before anything is allocated. Otherwise the kernel would kill processes once the machine is full."""
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in network.parameters()]
+    elements = sum(each.numel() for each in local) // shards
+    needed = 4 * elements + (recipe.optimizer.state_bytes(elements, len(local)) or 0)
+    if needed > host_bytes:
+        raise TooLarge(
+            f"parameters and optimizer state take {needed / 2**30:.1f} GiB per rank, and a rank has {host_bytes / 2**30:.1f} GiB "
+            "of host memory; use a smaller model or more devices, or set launch.host_memory_gib if a rank may take more"
+        )
 
 
 def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> None:
@@ -119,7 +137,13 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    recipe: Recipe, meter: Meter, device: torch.device, nodes: int, workers: int, checkpoints: Path | None
+    recipe: Recipe,
+    meter: Meter,
+    device: torch.device,
+    nodes: int,
+    workers: int,
+    checkpoints: Path | None,
+    host_bytes: int | None = None,
 ) -> Prepared:
     """Assemble the model, load a checkpoint if there is one, and open the data. The arguments are those of `train`."""
     meter.doing("building the model")
@@ -133,7 +157,7 @@ def prepare(
         recipe = recipe.resumed_from(stored.record)
     global_batch, _ = recipe.accumulation(degrees.data)
     mesh = build_mesh(device.type, degrees)
-    model, trained, parameters = assemble(recipe, mesh, device)
+    model, trained, parameters = assemble(recipe, mesh, device, host_bytes)
     # 6. The optimizer comes after sharding, because it updates this device's shards and stores state for these shards.
     optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
     done, consumed = 0, Consumed(sequences=0, tokens=0)
@@ -180,17 +204,18 @@ def train(
     workers: int,
     checkpoints: Path | None = None,
     stop_requested: Callable[[], bool] | None = None,
+    host_bytes: int | None = None,
 ) -> tuple[nn.Module, int]:
     """
     Train up to step `recipe.steps` or until a stop is requested on any rank. If checkpoints are on, the last step is saved.
 
     Return the trained model and the last completed step.
 
-    If `checkpoints` is None, checkpoints are neither read nor written. Raises ConfigError if the recipe does not fit the
-    devices, the data or the checkpoint, and NotSaved if a checkpoint cannot be written. The meter raises FloatingPointError if
-    a loss or gradient is not finite.
+    If `checkpoints` is None, checkpoints are neither read nor written. `host_bytes`: as in `assemble`, which raises TooLarge.
+    Raises ConfigError if the recipe does not fit the devices, the data or the checkpoint, NotSaved if a checkpoint cannot be
+    written, and FloatingPointError (by the meter) if a loss or gradient is not finite.
     """
-    run = prepare(recipe, meter, device, nodes, workers, checkpoints)
+    run = prepare(recipe, meter, device, nodes, workers, checkpoints, host_bytes)
     recipe, step, consumed = run.recipe, run.done, run.consumed
     tokens = run.global_batch * recipe.seq_len
     stop = StopAgreement(stop_requested) if stop_requested is not None else None

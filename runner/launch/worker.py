@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER
-from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.errors import ConfigError, TooLarge
+from meshrunner.runner.config.devices import host_memory
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.launch.environment import apply_allocator_settings
 from meshrunner.runner.process import forkserver
@@ -85,6 +86,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
             workers=context.workers,
             checkpoints=run_dir / FOLDER,
             stop_requested=None if stop is None else lambda: bool(stop[0]),
+            host_bytes=int(host_memory(experiment, context.workers)[1] * GIB) if kind == "cpu" else None,
         )
         dist.barrier()
     except BaseException as error:
@@ -156,6 +158,7 @@ def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) ->
     message = f"{error}" if plain else f"{type(error).__name__}: {error}"
     if ran_out := explained(error):
         message, error = str(ran_out), ran_out.__cause__ or error
+        plain = isinstance(error, TooLarge)
     trace = "".join(traceback.format_exception(error))
     record = RankError(
         time=time.time(),

@@ -623,3 +623,10 @@ def test_resume_after_a_failure(folder: Path) -> None:
     assert ended.code == 0, ended
     assert (status(folder / "out")["state"], status(folder / "out")["attempt"]) == ("completed", 2)
     assert not (folder / "out" / "error.json").exists()
+
+
+def test_a_model_that_exceeds_the_hosts_memory_is_refused_before_it_is_allocated(tmp_path: Path) -> None:
+    ended = meshrunner("run", *TINY, "launch.host_memory_gib=1e-5", "hydra.run.dir=out", cwd=tmp_path)
+    assert ended.code == 1 and status(tmp_path / "out")["state"] == "oom", ended
+    assert "out of host memory (building the model): parameters and optimizer state take 0.0 GiB per rank" in ended.err
+    assert "Traceback" not in ended.err + (tmp_path / "out" / "logs" / "rank0.log").read_text()
