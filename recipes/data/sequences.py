@@ -62,6 +62,7 @@ class PackedSequences:
             "beginning_hash": beginning.hexdigest(),
             "tokens": progress.tokens,
             "documents": progress.documents,
+            "empty_documents": progress.empty,
             "complete": progress.complete,
             "sequences": sequence_count(progress.tokens, self.spec.seq_len) if progress.complete else None,
             "tokenizer_hash": progress.tokenizer,

@@ -181,7 +181,7 @@ def pack(
         file.truncate(progress.tokens * progress.itemsize)  # drop tokens that a killed producer did not record
         file.seek(0, 2)
         recorded = 0.0
-        for texts, position in text_batches(documents):
+        for texts, empty, position in text_batches(documents):
             ids = tokenizer.encode(texts, add_eos=True, num_threads=threads)
             packed = np.fromiter(chain.from_iterable(ids), dtype=progress.dtype).tobytes()
             file.write(packed)
@@ -193,6 +193,7 @@ def pack(
                 progress,
                 tokens=progress.tokens + len(packed) // progress.itemsize,
                 documents=progress.documents + len(texts),
+                empty=progress.empty + empty,
                 corpus=corpus,
                 crc=zlib.crc32(packed, progress.crc),
             )
@@ -206,20 +207,26 @@ def pack(
     return progress
 
 
-def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[list[str], Position]]:
-    """Group non-empty texts into lists of about BATCH_CHARACTERS characters. Yield each list and the position after it."""
+def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[list[str], int, Position]]:
+    """
+    Group texts into lists of about BATCH_CHARACTERS characters, without empty texts.
+
+    Yield each list, the number of empty texts that were left out of it, and the position after it.
+    """
     batch: list[str] = []
-    size = 0
+    size = empty = 0
     position: Position = {}
     for text, position in documents:
         if text:
             batch.append(text)
             size += len(text)
+        else:
+            empty += 1
         if size >= BATCH_CHARACTERS:
-            yield batch, position
-            batch, size = [], 0
-    if batch:
-        yield batch, position
+            yield batch, empty, position
+            batch, size, empty = [], 0, 0
+    if batch or empty:
+        yield batch, empty, position
 
 
 def text_in(row: dict[str, Any], column: str, file: str = "") -> str:

@@ -33,6 +33,8 @@ class PackProgress:
 
     tokens: int = 0
     documents: int = 0
+    empty: int = 0
+    """Number of documents that were left out because their text is empty or null."""
     complete: bool = False
     """Whether all data is packed. Only then is the length of an epoch known."""
     error: str = ""

@@ -33,6 +33,8 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
             say(f"MFU is relative to {summary.peak_tflops:,.4g} TFLOP/s, {peak}")
     for line in layout_remarks(summary):
         say(line)
+    if empty := (summary.data or {}).get("empty_documents"):
+        say(f"data: {empty:,} documents without text (empty or null) were left out")
     for late in summary.late_recompiles:
         warn(f"step {late.step} is excluded from the measured window because it recompiled: {late.reason}")
     _print_profile(run_dir, summary)

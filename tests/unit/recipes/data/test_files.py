@@ -236,6 +236,15 @@ def test_json_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     assert f"'{path}' line 2 is not JSON (recursion limit exceeded" in message and len(message) < 500
 
 
+def test_rows_without_text_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "gaps.jsonl"
+    path.write_text(GOOD * 40 + '{"text": null}\n' * 3 + '{"text": ""}\n' + GOOD * 20 + '{"text": null}\n')
+    data = option("jsonl", path)
+    data.produce(SPEC)
+    described = data.open(SPEC).describe()
+    assert (described["documents"], described["empty_documents"]) == (60, 5)
+
+
 def hub(name: Path | str, **changes: Any) -> PackedText:
     keys = {"kind": "hf", "name": str(name), "subset": None, "split": "train", "revision": None, "field": "text"}
     made = Data.resolve("hf").model_validate(keys | SHARED | changes)
