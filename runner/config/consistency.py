@@ -45,6 +45,7 @@ def remarks(experiment: Experiment) -> list[str]:
     the model on the meta device only if a setting names parameters or modules, or the units need to be checked.
     """
     found = _remarks(experiment) + experiment.lr_schedule.remarks(experiment.steps)
+    found += [remark for tracker in experiment.tracker.members.values() for remark in tracker.remarks()]
     layout, wrap = experiment.parallelism, experiment.wrap
     if not layout.wraps_units:
         unused = [f"wrap={wrap.kind}"] if wrap.kind != "blocks" else []

@@ -51,6 +51,10 @@ class Tracker(Option):
         """Whether to start a tracker process for each run."""
         return True
 
+    def remarks(self) -> list[str]:
+        """Return warnings about reasons why tracking will fail. They are printed before the run starts."""
+        return []
+
     @abstractmethod
     def open(self, run: RunRecord) -> Sink:
         """Start to track a run. The caller then logs the rows of all steps from 1, even if the run is resumed."""

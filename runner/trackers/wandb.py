@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -49,6 +51,13 @@ class Wandb(Tracker):
     @property
     def active(self) -> bool:
         return self.mode != "disabled"
+
+    def remarks(self) -> list[str]:
+        if self.mode != "online" or logged_in():
+            return []
+        return [
+            "tracker.mode=online: not logged in to W&B, so nothing will be tracked; run `wandb login`, or use offline"
+        ]
 
     def open(self, run: RunRecord) -> Sink:
         """Open a W&B run. With mode=online, raise wandb.errors.Error if no API key is set or no server answers within 90 s."""
@@ -112,6 +121,16 @@ class Wandb(Tracker):
             if segment.resolve() != Path(started.dir).parent.resolve():
                 shutil.rmtree(segment)
         return started
+
+
+def logged_in() -> bool:
+    """Whether there is an API key for W&B, in the environment or in the file that `wandb login` writes."""
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+    try:
+        logins = netrc(os.environ.get("NETRC") or Path.home() / ".netrc")
+    except (OSError, NetrcParseError):
+        return bool(os.environ.get("WANDB_API_KEY"))
+    return bool(os.environ.get("WANDB_API_KEY")) or host in logins.hosts
 
 
 class WandbRun:

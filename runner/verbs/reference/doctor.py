@@ -7,13 +7,13 @@ import platform
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import cache_dir
 from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.config.devices import DRIVERS, cores, cpu_name
 from meshrunner.runner.console import console, one_line, table_of
+from meshrunner.runner.trackers.wandb import logged_in
 
 
 def doctor(arguments: list[str]) -> int:
@@ -37,8 +37,7 @@ def findings() -> Iterator[tuple[str, str, str]]:
     yield "C++ compiler", compiler or "none", "" if compiler else "torch.compile on a CPU needs one; install g++"
     sbatch = shutil.which("sbatch")
     yield "SLURM", sbatch or "no sbatch", "" if sbatch else "runs can only start on this machine"
-    netrc = Path.home() / ".netrc"
-    key = bool(os.environ.get("WANDB_API_KEY")) or (netrc.is_file() and "api.wandb.ai" in netrc.read_text())
+    key = logged_in()
     why = "" if key else "tracker.mode=online needs one; `meshrunner sync` uploads offline runs later"
     yield "W&B login", "yes" if key else "no", why
     try:

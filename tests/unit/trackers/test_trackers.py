@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.config.compose import Composer
+from meshrunner.runner.config.consistency import remarks
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hydra.overrides import parse
@@ -326,3 +327,20 @@ def test_descendants_are_found_and_killed() -> None:
             processes.kill(process)
     while any(map(processes.is_alive, found)):
         pass
+
+
+def test_online_without_a_login_is_said_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("NETRC", "WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    online = ("tracker=wandb", "tracker.mode=online")
+    said = [each for each in remarks(experiment(*online)) if "wandb login" in each]
+    assert len(said) == 1 and said[0].startswith("tracker.mode=online: not logged in to W&B")
+    assert not any("wandb login" in each for each in remarks(experiment("tracker=wandb")))
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password 0123456789\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert not any("wandb login" in each for each in remarks(experiment(*online)))
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.com:8443")
+    assert any("wandb login" in each for each in remarks(experiment(*online)))
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789")
+    assert not any("wandb login" in each for each in remarks(experiment(*online)))
