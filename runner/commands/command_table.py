@@ -100,6 +100,7 @@ _COMMANDS = (
             *HYDRA,
         ),
         description="With -m, predict every combination and rank them. Nothing is started.",
+        fails_if="the run, or every combination, is predicted not to fit",
         examples=(
             "plan model=llama3_8b hardware=h100_80gb launch.workers=8",
             "plan model=llama3_8b hardware=h100_80gb launch.workers=8 --max micro_batch",

@@ -129,19 +129,17 @@ class Noise:
         if freedom <= 0:
             return _Fit(cells, inverse, effects, squares, 0.0, 0.0)
         pooled = squares.sum() / freedom
-        shares = freedom * np.where(used, runs - 1, 0) / np.where(used, runs - 1, 0).sum()  # freedom of each row
-        several = shares > 0
-        own = np.where(several, squares / np.where(several, shares, 1), pooled)
-        if pooled < EQUAL**2 or several.sum() < 3:
-            return _Fit(cells, inverse, effects, np.full_like(own, pooled), freedom, freedom)
-        # If all rows have the same variance, own / pooled has the variance 2 / freedom of the row.
-        chance = (2 / shares[several]).mean()
-        spread = (((own[several] / pooled - 1) ** 2).sum() / (several.sum() - 1) - chance) / (1 + chance)
-        if spread <= 0:
-            return _Fit(cells, inverse, effects, np.full_like(own, pooled), freedom, freedom)
-        prior = 2 / spread
-        variances = (prior * pooled + shares * own) / (prior + shares)
-        return _Fit(cells, inverse, effects, variances, freedom, min(freedom, prior + shares[several].mean()))
+        shares = freedom * np.maximum(runs - 1, 0) * used / ((runs - 1) * used).sum()  # freedom of each row
+        variances, row_freedom, several = np.full_like(squares, pooled), freedom, shares > 0
+        if pooled > EQUAL**2 and several.sum() >= 3:
+            own, share = squares[several] / shares[several] / pooled, shares[several]
+            chance = (2 / share).mean()  # variance of `own` if all rows have the same variance
+            spread = (((own - 1) ** 2).sum() / (several.sum() - 1) - chance) / (1 + chance)
+            if spread > 0:
+                prior = 2 / spread
+                variances[several] *= (prior + share * own) / (prior + share)
+                row_freedom = min(freedom, prior + share.mean())
+        return _Fit(cells, inverse, effects, variances, freedom, row_freedom)
 
     def visible(self, pairs: Iterable[tuple[Hashable, Hashable]], tests: int, times: int = 1) -> float | None:
         """

@@ -11,7 +11,15 @@ from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.console import console, one_line, say, table_of
-from meshrunner.runner.predict import BORDERLINE, MOST, Forecast, LargestThatFits, largest_that_fits, predict_config
+from meshrunner.runner.predict import (
+    BORDERLINE,
+    DOES_NOT_FIT,
+    MOST,
+    Forecast,
+    LargestThatFits,
+    largest_that_fits,
+    predict_config,
+)
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.verbs.reference.queries import answered
@@ -19,7 +27,7 @@ from meshrunner.runner.verbs.reference.queries import answered
 
 @garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
 def plan(arguments: list[str]) -> int:
-    """Predict one run, or rank the runs of a grid. Raise ConfigError if the configuration is invalid."""
+    """Predict one run, or rank the runs of a grid. Return 1 if none fits. Raise ConfigError if the configuration is invalid."""
     if {"-m", "--multirun"} & set(arguments):
         warm()  # start early: the forkserver imports torch while Hydra composes here
     options, overrides = split("plan", arguments)
@@ -31,8 +39,7 @@ def plan(arguments: list[str]) -> int:
         for flag in ("max", "html"):
             if getattr(options, flag) is not None:
                 raise ConfigError(f"plan: --{flag} works with a single run: omit -m")
-        _rank(composer, options.active, as_json=options.json)
-        return 0
+        return _rank(composer, options.active, as_json=options.json)
     with_timeline, findings = options.html is not None, []
     if options.max is None:
         found: Forecast | LargestThatFits = predict_config(
@@ -54,19 +61,20 @@ def plan(arguments: list[str]) -> int:
         command = shlex.join(["meshrunner", "plan", *arguments])
         write_page(options.html, command, answer, [*findings, reason], figures, remarks, forecast.timeline)
         say(f"page: {options.html}", to_stderr=True)
-    return 0
+    return int(forecast.verdict.answer == DOES_NOT_FIT)
 
 
-def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> None:
-    from meshrunner.runner.sweep.ranking import columns, rank
+def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> int:
+    from meshrunner.runner.sweep.ranking import SKIPPED, columns, rank
 
     ranked = rank(composer, active_only=active_only)
     if as_json:
         print(json.dumps([each.as_json() for each in ranked], indent=2))
-        return
-    cells = columns(ranked)
-    rows = zip(*cells.values(), strict=True)
-    console().print(table_of((map(one_line, row) for row in rows), list(cells)))
+    else:
+        cells = columns(ranked)
+        rows = zip(*cells.values(), strict=True)
+        console().print(table_of((map(one_line, row) for row in rows), list(cells)))
+    return int(all(each.forecast.verdict.answer in (DOES_NOT_FIT, SKIPPED) for each in ranked))
 
 
 def _show(forecast: Forecast, findings: Sequence[str]) -> None:

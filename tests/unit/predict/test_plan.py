@@ -49,7 +49,9 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 
 def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(planned(capsys, *arguments, "--json"))
+    code = cli._dispatch(["plan", *arguments, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert code == int(found["verdict"] == "does not fit")
     return found
 
 
@@ -79,6 +81,12 @@ def test_a_run_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
     found = answered(capsys, "hardware=cpu", "launch.workers=2", *SMALL)
     assert found["verdict"] == "fits" and "this machine's memory / 2 workers" in found["reason"]
     assert found["memory/peak_reserved_gib"] is None and found["perf/wps"] is None
+
+
+def test_a_grid_in_which_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ("-m", "--active", "hardware=h100_80gb", *SMALL, "hardware.memory_gib=1.5001")
+    assert cli._dispatch(["plan", *grid, "parallelism=fsdp1,fsdp2"]) == 1
+    assert cli._dispatch(["plan", *grid[:-1], "hardware.memory_gib=1.5001,80"]) == 0
 
 
 def test_a_run_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
