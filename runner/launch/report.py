@@ -31,6 +31,8 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
         if summary.figures.get("perf/mfu_median") is not None:
             peak = f"the {summary.peak_rate} peak of {summary.device}"
             say(f"MFU is relative to {summary.peak_tflops:,.4g} TFLOP/s, {peak}")
+    if summary.peak_remark:
+        warn(summary.peak_remark)
     for line in layout_remarks(summary):
         say(line)
     if empty := (summary.data or {}).get("empty_documents"):

@@ -52,7 +52,9 @@ class Rows:
     peak: float | None
     """Peak FLOP/s of a device; None if unknown."""
     tokens: int
-    """Number of tokens trained on up to the last row, including the tokens of earlier attempts."""
+    """Tokens trained on so far."""
+    beyond_peak: bool = False
+    """Whether a step was faster than `peak` allows, so that its MFU is unknown. The peak was measured while the CPU was busy."""
 
     def of(
         self, steps: list[Step], norms: list[float], ranks: Tensor, *, window: float, times: list[float]
@@ -89,6 +91,9 @@ class Rows:
                 "perf/tokens_per_cpu_s": step.tokens / cpu if cpu else None,
                 "perf/checkpoint_time_s": step.checkpoint_time,
             }
+            if (row["perf/mfu"] or 0) > 100:
+                self.beyond_peak = True
+                row |= {"perf/mfu": None, "perf/mfu_causal": None}
             rows.append(row)
         return rows
 
