@@ -85,7 +85,7 @@ class Network(nn.Module):
         """Tie shared parameters again after `Module.to_empty` has untied them."""
 
     def reset_buffers(self) -> None:
-        """Compute the values of all buffers. Called with the run's device as default device, after buffers are materialised."""
+        """Compute the values of all buffers. Called after the network has left meta, with its device as the default device."""
 
     def observe(self, key: str, value: Tensor) -> None:
         """Record a metric (0-d) of this forward pass. events.jsonl stores the mean over all passes of a step and all ranks."""

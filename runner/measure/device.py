@@ -124,7 +124,7 @@ def peak_flops(
 
 
 def _cached_peak(rate: str, context: WorkerContext) -> float:
-    """Return this CPU's peak FLOP/s with the run's number of threads. It is measured once and then read from cpu_peak.json."""
+    """Return this CPU's peak FLOP/s with the run's number of threads. Measure it only once, and store it in cpu_peak.json."""
     known = read_json(cache_dir() / "cpu_peak.json").get(_peak_key(rate, context))
     if known is None:
         context.doing("measuring the peak of this CPU")

@@ -87,7 +87,7 @@ class Summary(JsonFile):
     peak_tflops: Measured = None
     """The device's peak TFLOP/s. MFU is relative to this peak."""
     peak_rate: Text | None = None
-    """Dtype of the matmuls whose peak rate is `peak_tflops`."""
+    """Type of the matmuls for which `peak_tflops` is the peak, such as `bf16`."""
     peak_remark: Text | None = None
     """Reason why MFU is unknown in steps that were faster than the measured peak of a CPU; null if there are none."""
     data: dict[str, Any] | None = None
