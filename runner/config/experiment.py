@@ -92,7 +92,7 @@ class Sweep(Section):
     exclude: list[str]
     """Combinations to leave out. Each entry lists conditions: `activation_checkpoint=full micro_batch=8,16`."""
     baseline: str | None
-    """Setting of the baselines, such as `parallelism=fsdp1`. A row is compared with the row that differs only in this setting."""
+    """Setting of baselines, such as `parallelism=fsdp1`. A row is compared with a baseline that differs only in this setting."""
     repeat: Annotated[int | Auto, whole("auto", at_most=1000)]
     """Rounds, each of which runs every combination once; auto: 3, then more of the combinations whose order is not decided."""
     max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8

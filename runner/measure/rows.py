@@ -52,7 +52,7 @@ class Rows:
     peak: float | None
     """Peak FLOP/s of a device; None if unknown."""
     tokens: int
-    """Tokens trained on up to the last row, including those of earlier attempts."""
+    """Number of tokens trained on up to the last row, including the tokens of earlier attempts."""
     beyond_peak: bool = False
     """Whether a step was faster than `peak` allows, so that its MFU is unknown. The peak was measured while the CPU was busy."""
 
