@@ -127,7 +127,7 @@ class Run:
 
     @property
     def workload(self) -> dict[str, Any]:
-        """What a step trains: the model, the sequence length and the sequences per step (`batch`), None if unknown."""
+        """The work of a step: the model, the sequence length, and the sequences per step (`batch`). Unknown values are None."""
         resolved = self.environment.resolved.get("global_batch")
         batch = self.config.get("global_batch") if resolved is None else resolved
         return {"model": self.config.get("model"), "seq_len": self.config.get("seq_len"), "batch": batch}
