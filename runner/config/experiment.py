@@ -98,7 +98,7 @@ class Sweep(Section):
     max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8
     """Maximum number of rounds if `repeat` is auto."""
     order: Literal["shuffled", "as_given"] = "shuffled"
-    """Order of the combinations in each round, if there are several rounds. `seed` determines the shuffled order."""
+    """Order of the combinations in each of several rounds; `seed` shuffles it."""
     seeds: Annotated[int, whole(at_most=1000)]
     """Number of seeds per combination: `seed`, `seed` + 1 and so on. Differences between runs with these seeds show the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]

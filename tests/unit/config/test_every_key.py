@@ -107,6 +107,8 @@ OURS = {
         SWEEPS,
     ),
     "sweep.baseline": SWEEPS,
+    "sweep.max_repeat": SWEEPS,
+    "sweep.order": SWEEPS,
     "sweep.preflight": WORKS,
     **dict.fromkeys(
         ("model", "activation_checkpoint", "compile", "precision", "loss", "optimizer", "data", "checkpoint"), WORKS
@@ -183,6 +185,8 @@ VALUE = {
     "sweep.exclude": "[seed=1]",
     "sweep.baseline": "parallelism=fsdp1",
     "sweep.repeat": "2",
+    "sweep.max_repeat": "9",
+    "sweep.order": "as_given",
     "sweep.seeds": "2",
     "sweep.retry": "1",
     "sweep.rerun": "[oom]",

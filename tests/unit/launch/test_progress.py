@@ -126,7 +126,7 @@ def test_measuring_the_peak_is_named_only_where_it_is_measured(tmp_path: Path, m
     monkeypatch.setattr(device_module, "_measure", lambda _: 5e9)
     said: list[str] = []
     me: Any = SimpleNamespace(threads=1, doing=said.append)
-    assert [device_module._cached_peak("cpu", "fp32", me) for _ in range(2)] == [5e9, 5e9]
+    assert [device_module._cached_peak("fp32", me) for _ in range(2)] == [5e9, 5e9]
     assert said == ["measuring the peak of this CPU"]
 
 
