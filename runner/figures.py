@@ -36,10 +36,13 @@ class Figure(NamedTuple):
     format: Callable[[float], str]
     over_steps: Literal["median", "median p10 p90", "last", "final", "sum", "saves", "once", ""]
     """
-    The statistic over steps in summary.json: `median` of the measured steps as `<key>_median`, with `p10` and `p90` as its
-    range; `last`: the last step's value as `<key>`; `final`: the same as `<group>/final_<name>`; `sum` over all steps of the
-    last attempt; `saves`: the median over checkpoints, which the meter adds, since no step follows the last one; `once`:
-    added by the meter, the profiler or the end of the run. Empty: not in summary.json.
+    Statistic over a run's steps. It is stored in summary.json under `<key>` unless another key is given here.
+    - `median`: median of the measured steps, stored under `<key>_median`
+    - `median p10 p90`: also the 10th and 90th percentiles, stored under `<key>_p10` and `<key>_p90`
+    - `last`, `final`: value of the last step. That of `final` is stored under `<group>/final_<name>`.
+    - `sum`: sum over all steps of the last attempt
+    - `saves`: median over checkpoints. The meter computes it, because no step follows the last checkpoint.
+    - `once`: value of the whole run, which no step has. Empty: not in summary.json.
     """
     over_repeats: Literal["median", "min", "max", "median min max", ""]
     """The statistic over repeats in `compare`, with its range if there are three; empty if `compare` leaves the figure out."""
@@ -57,7 +60,7 @@ class Figure(NamedTuple):
     unless: str = ""
     """Key of the figure that replaces this one in tables where it is known."""
     but: str = ""
-    """Key in summary.json that marks a run. The value of a marked run counts only if all repeats are marked; cells say so."""
+    """Flag in summary.json, such as `cold`. Repeats that have it are left out. If all have it, all count and cells show it."""
     predicts: str = ""
     """Key of the measured figure that this one predicts; the relative error is shown in parentheses."""
 

@@ -17,7 +17,7 @@ HASHED_TOKENS = 1 << 20
 """Maximum number of tokens, from the beginning of the data, that `beginning_hash` covers."""
 PROGRESS_POLL_S = 0.05
 PRODUCER_TIMEOUT_S = 10.0
-"""Seconds after which readers of an incomplete cache entry fail if no process holds the lock that packing requires."""
+"""Seconds that a reader waits for missing tokens while no process holds the lock for packing them. Then the reader fails."""
 
 
 class PackedSequences:

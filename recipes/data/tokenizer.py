@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 MAX_AUTO_VOCAB = 32000
-"""Upper limit of the vocabulary if `data.vocab_size` is auto. A tokenizer of a few MB of text has no more tokens than this."""
+"""Upper limit of the vocabulary if `data.vocab_size` is auto. A few MB of training text are too little for a larger one."""
 MAX_LINE = 2000
 """Maximum characters per line of training text. Longer lines are split, because sentencepiece skips lines over 4192 bytes."""
 

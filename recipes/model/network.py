@@ -62,7 +62,7 @@ class Network(nn.Module):
         return False
 
     def exchanged_elements(self, block: int) -> int:
-        """Return how many elements per token one all-to-all of expert parallelism sends in a block; 0 if it has no experts."""
+        """Return how many elements a block sends per token in one all-to-all to its experts, or 0 if the block has no experts."""
         return 0
 
     def calls(self, name: str) -> int:

@@ -22,7 +22,7 @@ NOT_PLANNED: Answer = "not planned"
 NEEDS_VALUES = re.compile(r"meta\b(?!-pytorch)|fake impl", re.IGNORECASE)
 """
 Pattern of errors that only the meta device causes: an operator has no meta kernel, or code reads the values of a meta tensor.
-The word `meta-pytorch` does not match, because it is in the URL at the end of every error message of the compiler.
+The pattern excludes `meta-pytorch`. Every error message of the compiler ends with a URL that contains this word.
 """
 
 

@@ -45,7 +45,8 @@ def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: 
 
 
 def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> LargestThatFits:
-    """Find the largest value of a key with which a run fits. Raise ConfigError if no whole number is allowed for the key."""
+    """Find the largest whole number for a key with which a run fits. Raise ConfigError if every number tried is invalid, or if
+    the key's value in the composed configuration is not a whole number, null or auto."""
     found: dict[int, Forecast] = {}
 
     def allowed(value: int) -> bool:
@@ -118,7 +119,7 @@ def _refuse_other_than_whole(config: dict[str, Any], key: str) -> None:
     for name in key.split("."):
         value = value.get(name, "not set") if isinstance(value, dict) else "not set"
     if isinstance(value, bool) or not (value is None or value == "auto" or isinstance(value, int)):
-        raise ConfigError(f"plan: --max {key}: the value of {key} must be a whole number, but it is {value}")
+        raise ConfigError(f"plan: --max searches whole numbers, but {key} is {value}; use a key such as micro_batch")
 
 
 def _with(config: dict[str, Any], key: str, value: int) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def run_labels(sweep_dir: Path) -> dict[str, str]:
 
 
 def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
-    """Return the overrides that not all runs share, keyed by directory name; [] if a run's overrides are not recorded."""
+    """Return, keyed by directory name, each run's overrides that not all runs share. A run without recorded overrides gets []."""
     runs = PlacedSweep.read(sweep_dir / SWEEP).jobs
     overrides = {run.name: run.overrides for run in runs if run.overrides is not None}
     shared = set[str].intersection(*map(set, overrides.values())) if overrides else set[str]()

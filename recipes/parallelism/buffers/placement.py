@@ -88,11 +88,11 @@ def scheduled(schedule: Schedule) -> Plan:
     """
     Return a plan with a small arena.
 
-    Often the units can be divided into two sides so that no two buffers of a side are in use at the same time. Then each
-    buffer of one side begins at the bottom of the arena, and each buffer of the other side ends at its top. No smaller arena is
-    possible. If there are no such sides, the plan is the smallest of three. (1) Units are placed from the largest to the
-    smallest, each in the lowest gap that fits. (2) Units are placed in the order of the schedule, each in the lowest gap that
-    fits. (3) Units with the same number from `_copies` share a slot.
+    If possible, the units are split into two sides, such as even and odd layers. Two buffers of the same side must never be in
+    use at the same time. Each buffer of one side begins at the bottom of the arena, and each buffer of the other side ends at
+    the top. No smaller arena is possible. If the units cannot be split like this, the plan is the smallest of three. (1) Units
+    are placed from the largest to the smallest, each in the lowest gap that fits. (2) Units are placed in the order of the
+    schedule, each in the lowest gap that fits. (3) Units with the same number from `_copies` share a slot.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
@@ -118,7 +118,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Number the units in order. Each gets the lowest number from 0 that none of its neighbours in `near` has."""
+    """Number units from 0 so that neighbours in `near` get different numbers. Each unit in turn gets the lowest possible one."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
@@ -238,7 +238,8 @@ def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
 
 
 def _requests(order: Sequence[str], repeated: Collection[str], prefetch: int) -> list[str]:
-    """Convert call order to request order. A unit outside `repeated` requests itself and the next `prefetch` such units."""
+    """Convert call order to request order. A unit in `repeated` requests only its own buffer. Any other unit also requests the
+    buffers of the next `prefetch` units that are not in `repeated`. No unit outside `repeated` is requested twice."""
     once = [name for name in order if name not in repeated]
     requested: list[str] = []
     for name in order:

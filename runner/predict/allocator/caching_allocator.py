@@ -74,7 +74,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Return free memory to the device, except memory in a fixed segment or a page that is partly in use."""
+        """Return free memory to the device: entirely free fixed segments, and entirely free pages of expandable segments."""
         self.synchronize()
         for pool in self._pools.values():
             self.segments.release(pool)

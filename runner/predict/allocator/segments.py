@@ -74,7 +74,7 @@ class BlockPool:
         """
         Remove and return the smallest free block of at least `size` bytes. Among equal sizes, take the lowest address.
 
-        If unmapped memory follows a block, its size is added to the block's size, so a segment's last mapped block is used last.
+        Unmapped memory behind a block counts as part of it. A segment's last mapped block thus is the largest and used last.
         """
         free = self.free
         i = bisect_left(free, (size,))
@@ -177,7 +177,7 @@ class ExpandableSegments(Segments):
                 self._unmap(block, begin, end)
 
     def _lowest_range(self, pool: BlockPool, size: int) -> MemoryBlock:
-        """Return the first of the adjacent free or unmapped blocks with `size` bytes in total that have the lowest addresses."""
+        """Find the adjacent free or unmapped blocks at the lowest address that together hold `size` bytes. Return the first."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
             first = unmapped if before is None or before.allocated else before

@@ -38,7 +38,7 @@ TREE = 0.7
 """Bandwidth of a tree all-reduce, relative to that of a ring all-reduce."""
 
 Fp32Rate = Literal["fp32", "tf32"]
-"""Name of the field of `hardware.peak` with the rate of fp32 matmuls. It is `tf32` if torch may run them in TF32."""
+"""Field of `hardware.peak` that gives the speed of fp32 matmuls: `tf32` if torch may run them in TF32, else `fp32`."""
 
 
 class GPURates:

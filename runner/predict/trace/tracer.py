@@ -115,7 +115,7 @@ def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence all warnings, because they concern real training, and torch's error logs, because they only repeat exceptions."""
+    """Silence warnings and logging. The warnings concern real training, and the logged errors only repeat torch's exceptions."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
