@@ -94,11 +94,11 @@ class Sweep(Section):
     baseline: str | None
     """Setting of baselines, such as `parallelism=fsdp1`. A row is compared with a baseline that differs only in this setting."""
     repeat: Annotated[int | Auto, whole("auto", at_most=1000)]
-    """Rounds, each of which runs every combination once; auto: 3, then more of the combinations whose order is not decided."""
+    """Number of runs of each combination, in rounds; auto: 3, then more where the order is not decided."""
     max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8
     """Maximum number of rounds if `repeat` is auto."""
     order: Literal["shuffled", "as_given"] = "shuffled"
-    """Order of the combinations in each of several rounds; `seed` shuffles it."""
+    """Order of combinations within each round; `seed` shuffles it."""
     seeds: Annotated[int, whole(at_most=1000)]
     """Number of seeds per combination: `seed`, `seed` + 1 and so on. Differences between runs with these seeds show the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
