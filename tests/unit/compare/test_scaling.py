@@ -110,6 +110,9 @@ def test_its_grid_is_workers_here_and_nodes_under_submit(
     capsys.readouterr()
     assert cli._dispatch(["submit", "experiment=scaling", "hydra.sweep.dir=nodes", "--dry-run"]) == 0
     scripts = capsys.readouterr().out
-    assert re.findall(r"^#SBATCH --nodes=(.*)", scripts, re.MULTILINE) == ["1", "2", "4", "8"]
-    assert re.findall(r"^#SBATCH --array=(.*)", scripts, re.MULTILINE)[0] == "0,4,8", "three repeats of each"
+    assert sorted(re.findall(r"^#SBATCH --nodes=(.*)", scripts, re.MULTILINE)) == ["1", "2", "4", "8"]
+    arrays = [
+        sorted(map(int, each.split(","))) for each in re.findall(r"^#SBATCH --array=([\d,]*)", scripts, re.MULTILINE)
+    ]
+    assert [[number // 4 for number in each] for each in arrays] == [[0, 1, 2]] * 4, "one run of each in every round"
     assert not Path("nodes").exists()
