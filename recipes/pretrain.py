@@ -85,9 +85,11 @@ def assemble(
 
 def _refuse_too_large(recipe: Recipe, network: Network, shards: int, host_bytes: int) -> None:
     """Raise TooLarge before anything is allocated. Otherwise the kernel would kill processes once the machine is full."""
-    local = [p.to_local() if isinstance(p, DTensor) else p for p in network.parameters()]
-    elements = sum(each.numel() for each in local) // shards
-    needed = 4 * elements + (recipe.optimizer.state_bytes(elements, len(local)) or 0)
+    sizes = [((p.to_local() if isinstance(p, DTensor) else p).numel(), p.requires_grad) for p in network.parameters()]
+    held, trained = (
+        sum(size for size, with_state in sizes if with_state or every) // shards for every in (True, False)
+    )
+    needed = 4 * held + (recipe.optimizer.state_bytes(trained, len(sizes)) or 0)
     if needed > host_bytes:
         raise TooLarge(
             f"parameters and optimizer state take {needed / 2**30:.1f} GiB per rank, and a rank has {host_bytes / 2**30:.1f} GiB "

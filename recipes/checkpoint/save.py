@@ -59,12 +59,12 @@ class ChecksummedWriter(FileSystemWriter):
         try:
             written = WriteResults(super().write_data(plan, planner).wait())
         except Exception as error:  # on a full disk, torch only reports unexpected positions in a file
-            needed = sum(item.tensor_storage_size() or 0 for item in plan.items)
-            free = shutil.disk_usage(self.path).free
-            if free >= needed:
+            folder = Path(self.path)
+            left = sum(item.tensor_storage_size() or 0 for item in plan.items)
+            left -= sum(file.stat().st_size for file in folder.glob(f"__{dist.get_rank()}_*"))
+            if not folder.is_dir() or (free := shutil.disk_usage(folder).free) >= left:
                 raise
-            sizes = f"this rank's shards take {needed:,} bytes, and {free:,} were free when writing failed"
-            raise NotSaved(f"the disk is full: {sizes}") from error
+            raise NotSaved(f"the disk is full: {left:,} more bytes are needed, {free:,} are free ({error})") from error
         names = {result.storage_data.relative_path for result in written}
         # Compute checksums from disk, so that they also cover faults in writing.
         written.files = {name: checksum(Path(self.path) / name) for name in names}

@@ -90,8 +90,8 @@ def legend(comparison: Comparison) -> Iterator[str]:
         repeats, more = comparison.repeats, comparison.smallest_visible(times=2)
         yield f"differences of {visible:.1f}% and more would have shown; {2 * repeats} repeats would show {more:.1f}%"
     if any(each.other == "batch" for each in against):
-        found = {row.runs[0].workload["batch"] for row in comparison.rows}
-        batches = sorted(batch for batch in found if isinstance(batch, int) and batch > 0)
+        found = [row.runs[0].workload["batch"] for row in (*comparison.rows, *(each.row for each in against))]
+        batches = sorted({batch for batch in found if isinstance(batch, int) and batch > 0})
         yield (
             f"other batch: the global batch is {first_of([*map(str, batches)], LISTED)} sequences, which affects the speed; "
             f"global_batch={math.lcm(*batches)} makes it equal in all rows"

@@ -79,10 +79,16 @@ class Row:
         """Return the values of a figure in the completed runs. Runs without this figure are left out."""
         return list(self.by_round(figure).values())
 
-    def by_round(self, figure: Figure) -> dict[tuple[Path, str], float]:
-        """Return the values of a figure in the completed runs, by round."""
-        values = {run.round: run.figures.get(figure.summary_keys[0]) for run in self.completed}
-        return {key: value for key, value in values.items() if value is not None}
+    def by_round(self, figure: Figure) -> dict[Any, float]:
+        """Return the values of a figure in the completed runs. The keys tell rounds apart, and runs of the row in one round."""
+        runs = [run for run in self.completed if not run.figures.get(figure.but)] or self.completed
+        found: dict[Any, float] = {}
+        seen: Counter[Any] = Counter()
+        for run in runs:
+            seen[run.round] += 1
+            if (value := run.figures.get(figure.summary_keys[0])) is not None:
+                found[run.round, seen[run.round]] = value
+        return found
 
 
 @dataclass(frozen=True)
@@ -150,8 +156,9 @@ class Comparison:
         pairs = [(row.key, to.row.key) for row, to in zip(self.rows, self.against, strict=True) if to is not None]
         tests = len(pairs)
         if self.baseline is None:  # the fastest row is compared with all others
-            pairs = [(row.key, self.rows[0].key) for row in self.rows[1:]]
-            tests = len(self.rows) * (len(self.rows) - 1) // 2
+            tested = [row for row in self.rows if self.noise.runs(row.key) >= REPEATS]
+            pairs = [(row.key, tested[0].key) for row in tested[1:]]
+            tests = len(tested) * (len(tested) - 1) // 2
         return self.noise.visible(pairs, tests, times)
 
     def name(self, row: Row) -> str:
@@ -314,7 +321,9 @@ def noise_of(figure: Figure, rows: Sequence[Row]) -> Noise:
 def _looks(run: Run) -> int:
     """Return how often the sweep of a run tests differences: once, or with `repeat=auto` after each round from REPEATS on."""
     most = run.sweep.get("max_repeat", REPEATS)
-    return most - REPEATS + 1 if run.sweep.get("repeat") == "auto" and isinstance(most, int) and most > REPEATS else 1
+    if run.sweep.get("repeat") != "auto" or not isinstance(most, int):
+        return 1
+    return min(max(most - REPEATS, 0), 1000) + 1
 
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:

@@ -42,7 +42,7 @@ def _best(comparison: Comparison) -> str:
     comparable = _comparable(comparison)
     if len(measured) < 2:
         return ""
-    rows = [row for row in measured if len(row.measured(speed)) >= REPEATS]
+    rows = [row for row in measured if comparison.noise.runs(row.key) >= REPEATS]
     if not rows:
         return _provisional(measured, comparison) if comparable else f"Differences are not tested for noise: {TAKES}"
     if len(rows) < 2 or not comparable:
@@ -90,11 +90,16 @@ def _leader(rows: Sequence[Row], noise: Noise, comparison: Comparison, sign: int
 
 def undecided(comparison: Comparison) -> list[Row]:
     """Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row."""
+    usable = {row.key for row in comparison.rows if len(row.completed) == len(row.runs)}
     if comparison.baseline:
-        pairs = zip(comparison.rows, comparison.against, strict=True)
-        close = [each.key for row, to in pairs if to and to.speed.within_noise for each in (row, to.row)]
+        pairs = [
+            (row.key, to.row.key)
+            for row, to in zip(comparison.rows, comparison.against, strict=True)
+            if to and to.speed.within_noise
+        ]
+        close = {key for pair in pairs if usable.issuperset(pair) for key in pair}
         return [row for row in comparison.rows if row.key in close]
-    rows = [row for row in comparison.rows if len(row.measured(comparison.speed)) >= REPEATS]
+    rows = [row for row in comparison.rows if row.key in usable and comparison.noise.runs(row.key) >= REPEATS]
     if len(rows) < 2 or not _comparable(comparison):
         return []
     fastest, equal = _leader(rows, comparison.noise, comparison)
@@ -114,7 +119,11 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
     figure = memory_figure(rows)
     if figure is None:
         return ""
-    least, equal = _leader(rows, noise_of(figure, rows), comparison, sign=-1)
+    noise = noise_of(figure, rows)
+    rows = [row for row in rows if noise.runs(row.key) >= REPEATS]
+    if len(rows) < 2:
+        return ""
+    least, equal = _leader(rows, noise, comparison, sign=-1)
     peak = {row.key: figure.values(row.summaries)[0] or 0.0 for row in rows}
     if len(equal) == len(rows) - 1 or max(peak.values()) < (1 + WORTH_NAMING) * peak[least.key]:
         return ""

@@ -14,7 +14,7 @@ from meshrunner.runner.slurm.settings import Nodes, Slurm
 CPUS_AND_MEMORY = {"--exclusive", "--oversubscribe", "-s", "--cpus-per-task", "-c", "--cpus-per-gpu", "--mincpus"}
 CPUS_AND_MEMORY |= {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
 """sbatch options that request CPUs or memory."""
-GPUS = {"--gres", "--gpus", "-G", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket"}
+GPUS = {"--gpus", "-G", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket"}
 """sbatch options that request GPUs."""
 
 
@@ -51,7 +51,7 @@ def _options(settings: Slurm, nodes: Nodes) -> list[str]:
         "qos": settings.qos,
         "constraint": settings.constraint,
         "nodes": nodes.number,
-        "gpus-per-node": None if GPUS & _names(settings.extra) else nodes.gpus,
+        "gpus-per-node": None if _asks_for_gpus(settings.extra) else nodes.gpus,
         **_cpus_and_memory(settings, nodes),
         "time": settings.time,
         "signal": f"B:USR1@{settings.notice_s}",
@@ -66,6 +66,11 @@ def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
     if CPUS_AND_MEMORY & _names(settings.extra):
         return {}
     return {"exclusive": True, "mem": 0} if nodes.whole else {"cpus-per-gpu": settings.cpus_per_gpu}
+
+
+def _asks_for_gpus(extra: list[str]) -> bool:
+    """Whether options for sbatch request GPUs. `--gres` can also request other resources, such as local disks."""
+    return bool(GPUS & _names(extra)) or any("--gres" in _names([each]) and "gpu" in each for each in extra)
 
 
 def _names(options: list[str]) -> set[str]:

@@ -128,7 +128,7 @@ def logged_in() -> bool:
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
     try:
         logins = netrc(os.environ.get("NETRC") or Path.home() / ".netrc")
-    except (OSError, NetrcParseError):
+    except (OSError, ValueError, NetrcParseError):
         return bool(os.environ.get("WANDB_API_KEY"))
     return bool(os.environ.get("WANDB_API_KEY")) or host in logins.hosts
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.comparison import Comparison, compare_folders, compare_runs
+from meshrunner.runner.compare.comparison import WPS, Comparison, compare_folders, compare_runs
 from meshrunner.runner.compare.runs import read_run, read_runs
 from tests.run_dirs import make_run, write
 
@@ -280,3 +280,12 @@ def test_a_sweep_has_a_baseline_of_its_own(tmp_path: Path, capsys: pytest.Captur
         config.write_text(config.read_text().replace("parallelism=fsdp1", "parallelism=ddp"))
     assert compare_folders([sweep], None).baseline is None
     assert "sweep.baseline: no row has parallelism=ddp" in capsys.readouterr().err
+
+
+def test_runs_of_a_row_in_one_round_all_count(tmp_path: Path) -> None:
+    """Two combinations that differ in the seed alone are one row, with two runs in every round."""
+    for i in range(2):
+        for n in (1, 2, 3):
+            make_run(tmp_path / f"00{i}_repeat-{n}", "sweep.repeat=3", f"seed={i}", wps=100.0 + i + n)
+    (row,) = compare_runs(read_runs([tmp_path])).rows
+    assert sorted(row.measured(WPS)) == [101, 102, 102, 103, 103, 104]

@@ -68,6 +68,10 @@ def test_what_the_user_says_of_cpus_and_memory_is_all_that_is_said() -> None:
 def test_gpus_are_asked_for_once(extra: str) -> None:
     text = sbatch_script(Path("/shared/runs/one"), Slurm(**NONE | {"extra": [extra]}), Nodes(1, 8, whole=True))
     assert f"#SBATCH {extra}" in text and "#SBATCH --gpus-per-node" not in text
+    disk = sbatch_script(
+        Path("/shared/runs/one"), Slurm(**NONE | {"extra": ["--gres=lscratch:200"]}), Nodes(1, 8, whole=True)
+    )
+    assert "#SBATCH --gpus-per-node=8" in disk
 
 
 @pytest.mark.parametrize(

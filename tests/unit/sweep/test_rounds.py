@@ -6,7 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from meshrunner.runner.rundir import place_again, run_names, varying_overrides
 from meshrunner.runner.sweep.combinations import SweepBatch
+from meshrunner.runner.sweep.rounds import _place_round
+from tests.run_dirs import make_run, write
 
 
 def order(rows: int, repeats: int, how: str = "shuffled", seed: int = 0) -> list[tuple[int, int]]:
@@ -29,3 +34,39 @@ def test_a_round_runs_every_combination_once_in_an_order_of_its_own() -> None:
 def test_a_single_round_has_the_order_of_the_command_line() -> None:
     assert order(8, 1) == [(row, 0) for row in range(8)]
     assert order(3, 2, "as_given") == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
+
+
+@pytest.fixture
+def auto(tmp_path: Path) -> Path:
+    """A sweep with repeat=auto after three rounds. The first two combinations are equal within noise, the third is slower."""
+    sweep = tmp_path / "sweep"
+    names = []
+    for i, wps in enumerate((100.0, 101.0, 50.0)):
+        for n in (1, 2, 3):
+            names.append(f"00{i}_tensor-{i}_repeat-{n}")
+            setting = ("sweep.repeat=auto", "sweep.max_repeat=8", f"parallelism.prefetch={i}")
+            make_run(sweep / names[-1], *setting, wps=wps + (i + n) % 3)
+    write(sweep / "sweep.json", {"jobs": [{"name": name, "overrides": [name[4:12]]} for name in names]})
+    return sweep
+
+
+FIRST: Any = SimpleNamespace(seed=0, sweep=SimpleNamespace(max_repeat=8))
+
+
+def test_a_further_round_repeats_what_is_not_decided(auto: Path) -> None:
+    placed = _place_round(auto, FIRST)
+    assert {run.name for run in placed} == {"000_tensor-0_repeat-4", "001_tensor-1_repeat-4"}
+    assert run_names(auto)[9:] == [run.name for run in placed]
+    assert varying_overrides(auto)["000_tensor-0_repeat-4"] == ["tensor-0"]
+
+
+def test_a_round_that_was_written_in_part_is_finished_first(auto: Path) -> None:
+    place_again(auto / "001_tensor-1_repeat-1", auto / "001_tensor-1_repeat-4")
+    assert [run.name for run in _place_round(auto, FIRST)] == ["001_tensor-1_repeat-4"]
+    assert run_names(auto)[9:] == ["001_tensor-1_repeat-4"]
+
+
+def test_no_round_follows_in_a_damaged_sweep(auto: Path) -> None:
+    damaged = (auto / "sweep.json").read_bytes()[:-9]
+    (auto / "sweep.json").write_bytes(damaged)
+    assert _place_round(auto, FIRST) == [] and (auto / "sweep.json").read_bytes() == damaged
