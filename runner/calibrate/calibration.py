@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.calibrate.fit import Fitted, MeasuredRun, constant, fit, leave_one_out_errors
-from meshrunner.runner.compare.comparison import WPS, Row, compare_runs
+from meshrunner.runner.compare.comparison import WPS, compare_runs
 from meshrunner.runner.compare.keys import row_name
-from meshrunner.runner.compare.runs import read_runs
+from meshrunner.runner.compare.runs import Row, read_runs
 from meshrunner.runner.config import consistency
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment, check

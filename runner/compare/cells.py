@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from meshrunner.runner.compare.comparison import WPS, Against, Comparison, Row
+from meshrunner.runner.compare.comparison import WPS, Against, Comparison
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
 from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
-from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.compare.runs import Row, Run
 from meshrunner.runner.compare.text_table import Column
 from meshrunner.runner.figures import table_figures
 from meshrunner.runner.rundir import PlacedSweep, Summary

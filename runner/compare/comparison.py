@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from meshrunner.recipes.config_keys import same_value
+from meshrunner.recipes.config_keys import flatten, same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import Keys, first_of, row_name, text
-from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise, holm
+from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise, holm, noise_of
 from meshrunner.runner.compare.parity import Parity, verdict
-from meshrunner.runner.compare.runs import Run, read_runs
+from meshrunner.runner.compare.runs import Row, Run, read_runs
 from meshrunner.runner.console import warn
-from meshrunner.runner.figures import Figure, figure_of, merged, speed_figure
+from meshrunner.runner.figures import Figure, figure_of, speed_figure
 from meshrunner.runner.rundir import parse_yaml
 from meshrunner.runner.rundir.files import is_sweep
 
@@ -31,64 +28,6 @@ SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.re
 
 LISTED = 8
 """Largest number of keys that a remark names."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """The runs of one combination."""
-
-    values: dict[str, Any]
-    """The varying keys of the row and their values."""
-    runs: list[Run]
-
-    @property
-    def key(self) -> Path:
-        """Key of the row in `Noise`."""
-        return self.runs[0].path
-
-    @property
-    def completed(self) -> list[Run]:
-        return [run for run in self.runs if run.state == "completed"]
-
-    @property
-    def counted(self) -> list[Run]:
-        """The completed runs, or all runs if none completed."""
-        return self.completed or self.runs
-
-    @cached_property
-    def summaries(self) -> list[dict[str, float | None]]:
-        """The figures of each run in `counted`."""
-        return [run.figures for run in self.counted]
-
-    @cached_property
-    def figures(self) -> dict[str, float | None]:
-        """The figures of the row, merged over the runs in `counted`."""
-        return merged(self.summaries)
-
-    @property
-    def state(self) -> str:
-        """The state that all runs share, or `2 completed, 1 oom` if the states of repeats differ."""
-        counts = Counter(run.state for run in self.runs)
-        return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {state}" for state, n in counts.items())
-
-    @property
-    def reason(self) -> str:
-        return "; ".join(dict.fromkeys(run.reason for run in self.runs if run.reason))
-
-    def measured(self, figure: Figure) -> list[float]:
-        """Return the values of a figure in the completed runs. Runs without this figure are left out."""
-        return list(self.by_round(figure).values())
-
-    def by_round(self, figure: Figure) -> dict[Any, float]:
-        """Return the values of a figure in the completed runs. The keys tell rounds apart, and runs of the row in one round."""
-        runs = [run for run in self.completed if not run.figures.get(figure.but)] or self.completed
-        found: dict[Any, float] = {}
-        seen: Counter[Any] = Counter()
-        for run in runs:
-            seen[run.round] += 1
-            if (value := run.figures.get(figure.summary_keys[0])) is not None:
-                found[run.round, seen[run.round]] = value
-        return found
 
 
 @dataclass(frozen=True)
@@ -186,21 +125,16 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None, option: str =
     partners = _partners(rows, *chosen) if chosen else {}
     speed = speed_figure([run.figures for row in rows for run in row.completed])
     noise = noise_of(speed, rows)
-    gains = _gains(rows, partners, speed, noise)
-    memory = memory_figure([row for row in rows if row.completed])
-    others = {each.key: _gains(rows, partners, each, noise_of(each, rows)) for each in (memory, FIRST_STEP) if each}
-    against = [
-        Against(
-            rows[partners[i]],
-            gains[i],
-            {key: each[i] for key, each in others.items()},
-            verdict(row.runs, rows[partners[i]].runs),
-            _other_workload(row.runs[0], rows[partners[i]].runs[0]),
-        )
-        if i in partners
-        else None
-        for i, row in enumerate(rows)
-    ]
+    against: list[Against | None] = [None] * len(rows)
+    if partners:
+        gains = _gains(rows, partners, speed, noise)
+        memory = memory_figure([row for row in rows if row.completed])
+        others = {each.key: _gains(rows, partners, each, noise_of(each, rows)) for each in (memory, FIRST_STEP) if each}
+        for i, partner in partners.items():
+            row, other = rows[i], rows[partner]
+            further = {key: each[i] for key, each in others.items()}
+            loss, unlike = verdict(row.runs, other.runs), _other_workload(row.runs[0], other.runs[0])
+            against[i] = Against(other, gains[i], further, loss, unlike)
     remarks = list(keys.remarks)
     rest = [name for name in names if chosen and name != chosen[0]]
     if chosen and not partners and rest:
@@ -230,6 +164,15 @@ def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
         return compare_runs(runs, baseline, "sweep.baseline"), None
     except ConfigError as error:
         return compare_runs(runs), str(error)
+
+
+def check_baseline(baseline: str, runs: Sequence[Run]) -> None:
+    """Raise ConfigError if `sweep.baseline` names no run. A named experiment may name a key that does not vary in the sweep."""
+    keys = Keys(runs)
+    key, separator, _ = baseline.partition("=")
+    known = {name for run in runs for name in (*run.config, *flatten(run.config))}
+    if not separator or key not in known or key in keys.names:
+        _parsed(baseline, keys.names, [Row(keys.of(run), [run]) for run in runs], "sweep.baseline")
 
 
 def _parsed(baseline: str, names: list[str], rows: list[Row], option: str) -> tuple[str, str]:
@@ -308,22 +251,6 @@ def _other_workload(run: Run, baseline: Run) -> str:
         part for part, value in run.workload.items() if None not in (value, theirs[part]) and value != theirs[part]
     ]
     return next(iter(differing), "")
-
-
-def noise_of(figure: Figure, rows: Sequence[Row]) -> Noise:
-    """Return the noise of a figure in the completed runs of a table."""
-    return Noise(
-        {row.key: row.by_round(figure) for row in rows},
-        max((_looks(run) for row in rows for run in row.runs), default=1),
-    )
-
-
-def _looks(run: Run) -> int:
-    """Return how often the sweep of a run tests differences: once, or with `repeat=auto` after each round from REPEATS on."""
-    most = run.sweep.get("max_repeat", REPEATS)
-    if run.sweep.get("repeat") != "auto" or not isinstance(most, int):
-        return 1
-    return min(max(most - REPEATS, 0), 1000) + 1
 
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:

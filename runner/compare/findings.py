@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from meshrunner.runner.compare.comparison import Against, Comparison, Row, memory_figure, noise_of
+from meshrunner.runner.compare.comparison import Against, Comparison, memory_figure
 from meshrunner.runner.compare.keys import first_of, text
-from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise
+from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise, noise_of
 from meshrunner.runner.compare.parity import BATCH, short
+from meshrunner.runner.compare.runs import Row
 from meshrunner.runner.figures import figure_of, number
 
 LISTED = 3

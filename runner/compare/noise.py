@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from statistics import fmean, median, variance
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from meshrunner.runner.compare.runs import Row, Run
+    from meshrunner.runner.figures import Figure
 
     Array = NDArray[np.float64]
 
@@ -182,6 +185,22 @@ class _Fit(NamedTuple):
     """Degrees of freedom of the pooled variance."""
     row_freedom: float
     """Degrees of freedom of one row's variance."""
+
+
+def noise_of(figure: Figure, rows: Sequence[Row]) -> Noise:
+    """Return the noise of a figure in the completed runs of a table."""
+    return Noise(
+        {row.key: row.by_round(figure) for row in rows},
+        max((_looks(run) for row in rows for run in row.runs), default=1),
+    )
+
+
+def _looks(run: Run) -> int:
+    """Return how often the sweep of a run tests differences: once, or with `repeat=auto` after each round from REPEATS on."""
+    most = run.sweep.get("max_repeat", REPEATS)
+    if run.sweep.get("repeat") != "auto" or not isinstance(most, int):
+        return 1
+    return min(max(most - REPEATS, 0), 1000) + 1
 
 
 def holm(p_values: Iterable[float | None]) -> list[float | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import read_regular
 from meshrunner.runner.console import one_line, warn
+from meshrunner.runner.figures import Figure, merged
 from meshrunner.runner.rundir import (
     Environment,
     JsonFile,
@@ -136,6 +138,64 @@ class Run:
     def seed(self) -> Any:
         seed = self.config.get("seed")
         return seed if isinstance(seed, int) else str(seed)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one combination."""
+
+    values: dict[str, Any]
+    """The varying keys of the row and their values."""
+    runs: list[Run]
+
+    @property
+    def key(self) -> Path:
+        """Key of the row in `Noise`."""
+        return self.runs[0].path
+
+    @property
+    def completed(self) -> list[Run]:
+        return [run for run in self.runs if run.state == "completed"]
+
+    @property
+    def counted(self) -> list[Run]:
+        """The completed runs, or all runs if none completed."""
+        return self.completed or self.runs
+
+    @cached_property
+    def summaries(self) -> list[dict[str, float | None]]:
+        """The figures of each run in `counted`."""
+        return [run.figures for run in self.counted]
+
+    @cached_property
+    def figures(self) -> dict[str, float | None]:
+        """The figures of the row, merged over the runs in `counted`."""
+        return merged(self.summaries)
+
+    @property
+    def state(self) -> str:
+        """The state that all runs share, or `2 completed, 1 oom` if the states of repeats differ."""
+        counts = Counter(run.state for run in self.runs)
+        return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {state}" for state, n in counts.items())
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(dict.fromkeys(run.reason for run in self.runs if run.reason))
+
+    def measured(self, figure: Figure) -> list[float]:
+        """Return the values of a figure in the completed runs. Runs without this figure are left out."""
+        return list(self.by_round(figure).values())
+
+    def by_round(self, figure: Figure) -> dict[Any, float]:
+        """Return the values of a figure in the completed runs. The keys tell rounds apart, and runs of the row in one round."""
+        runs = [run for run in self.completed if not run.figures.get(figure.but)] or self.completed
+        found: dict[Any, float] = {}
+        seen: Counter[Any] = Counter()
+        for run in runs:
+            seen[run.round] += 1
+            if (value := run.figures.get(figure.summary_keys[0])) is not None:
+                found[run.round, seen[run.round]] = value
+        return found
 
 
 def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None) -> list[Run]:

@@ -18,10 +18,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from meshrunner.recipes.config_keys import differences, flatten
+from meshrunner.recipes.config_keys import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.compare.comparison import compare_runs
-from meshrunner.runner.compare.keys import Keys, first_of
+from meshrunner.runner.compare.comparison import check_baseline
+from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.config.compose import Composed, resolve_config, typed
@@ -147,21 +147,13 @@ def check_batch(
         rules = dict.fromkeys(rule for job in jobs for rule in job.experiment.sweep.exclude)
         check_rules(rules, [job.runs[0] for job in jobs], options)
         if (baseline := jobs[0].experiment.sweep.baseline) is not None:
-            _check_baseline(baseline, [job.runs[0] for job in jobs])
+            check_baseline(baseline, [_pending(job.runs[0]) for job in jobs])
     return SweepBatch(sweep_dir, jobs)
 
 
-def _check_baseline(baseline: str, composed: Sequence[Composed]) -> None:
-    """Raise ConfigError if `sweep.baseline` names no combination. A named experiment may name a key that does not vary here."""
-    runs = [
-        Run(each.run_dir, "pending", config=each.config, choices=each.overrides["choices"], task=each.overrides["task"])
-        for each in composed
-    ]
-    key, separator, _ = baseline.partition("=")
-    known = {name for run in runs for name in (*run.config, *flatten(run.config))}
-    if separator and key in known and key not in Keys(runs).names:
-        return
-    compare_runs(runs, baseline, "sweep.baseline")
+def _pending(composed: Composed) -> Run:
+    choices, task = composed.overrides["choices"], composed.overrides["task"]
+    return Run(composed.run_dir, "pending", config=composed.config, choices=choices, task=task)
 
 
 def _compose_job(

@@ -125,12 +125,13 @@ class Wandb(Tracker):
 
 def logged_in() -> bool:
     """Whether there is an API key for W&B, in the environment or in the file that `wandb login` writes."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
     try:
-        logins = netrc(os.environ.get("NETRC") or Path.home() / ".netrc")
+        return host in netrc(os.environ.get("NETRC") or Path.home() / ".netrc").hosts
     except (OSError, ValueError, NetrcParseError):
-        return bool(os.environ.get("WANDB_API_KEY"))
-    return bool(os.environ.get("WANDB_API_KEY")) or host in logins.hosts
+        return False
 
 
 class WandbRun:

@@ -12,11 +12,11 @@ from typing import Any
 from meshrunner.recipes.config_keys import flatten
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.compare.cells import LONGEST_VALUE, facts, legend, reasons
-from meshrunner.runner.compare.comparison import MEMORY, SCALES, Comparison, Row
+from meshrunner.runner.compare.comparison import MEMORY, SCALES, Comparison
 from meshrunner.runner.compare.findings import WORKLOAD, findings
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.noise import REPEATS
-from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.compare.runs import Row, Run
 from meshrunner.runner.figures import FIGURES, Figure, higher_is_better, number, table_figures
 from meshrunner.runner.rundir import StepRow, measured_rows
 
