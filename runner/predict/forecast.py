@@ -76,7 +76,9 @@ class SpeedForecast:
     calibrated: bool
     """Whether the device's rates were fitted to measured runs (calibrated)."""
     error_pct: float
-    """Largest error of predicted speeds, in percent. Its source is the calibration runs or, if uncalibrated, published runs."""
+    """Largest error of predicted speeds in percent, found in the measured runs that `error_basis` names."""
+    error_basis: str
+    """Sentence about `error_pct`: the measured runs with which predictions were compared, and the largest error."""
 
 
 @dataclass(frozen=True)

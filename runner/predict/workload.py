@@ -8,14 +8,12 @@ from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.predict.forecast import SpeedForecast
+from meshrunner.runner.predict.published import stated_error
 from meshrunner.runner.predict.record.trace_events import Allocated, EventLog, Freed, UsedByStream
 from meshrunner.runner.predict.timing.rates import Fp32Rate, device_rates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
 from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_depths
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
-
-ERROR_PCT = 7.0
-"""Error of a speed that is predicted without calibration, in percent: the largest error in docs/measurements/plan.md."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,7 @@ class Workload:
         compute = experiment.precision.compute
         peak = hardware.peak_tflops(self.fp32_rate if compute == "fp32" else compute)
         flops = experiment.model.flops_per_token(experiment.seq_len).total
+        error = stated_error(experiment, hardware)
         return SpeedForecast(
             wps=wps,
             mfu=None if peak is None else 100 * wps * flops / (peak * 1e12),
@@ -70,7 +69,8 @@ class Workload:
             seconds_by_part=step_time.seconds_by_part,
             exposed_communication_s=step_time.exposed_communication_s,
             calibrated=hardware.calibrated is not None,
-            error_pct=hardware.calibrated.error_pct if hardware.calibrated else ERROR_PCT,
+            error_pct=error.speed_pct,
+            error_basis=error.basis,
         )
 
 

@@ -101,15 +101,7 @@ def _searched(search: LargestThatFits) -> list[str]:
 
 
 def _remarks(forecast: Forecast) -> list[str]:
-    speed = forecast.speed
-    if speed is None:
-        return list(forecast.remarks)
-    basis = (
-        "calibrated; each measured run was predicted from the others to within"
-        if speed.calibrated
-        else "uncalibrated, from data-sheet rates scaled to what similar devices reach; published runs differ by up to"
-    )
-    return [f"speed: {basis} {speed.error_pct:g}%", *forecast.remarks]
+    return [f"speed: {forecast.speed.error_basis}" for _ in [1] if forecast.speed is not None] + list(forecast.remarks)
 
 
 def _rows(forecast: Forecast) -> list[tuple[str, str]]:

@@ -39,6 +39,7 @@ SPEED = (
     "perf/exposed_communication_s",
     "perf/calibrated",
     "perf/error_pct",
+    "perf/error_basis",
 )
 
 

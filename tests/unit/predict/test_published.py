@@ -16,7 +16,7 @@ from meshrunner.runner import cli
 from meshrunner.runner.calibrate.fit import MeasuredRun, fit
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.predict.predict import RESERVED_ERROR_PCT
-from meshrunner.runner.predict.workload import ERROR_PCT, trace_workload
+from meshrunner.runner.predict.workload import trace_workload
 from tests.composed import experiment
 
 SETUP = (
@@ -130,7 +130,7 @@ def test_another_published_row(name: str, capsys: pytest.CaptureFixture[str]) ->
     row = OTHERS[name]
     found = planned(capsys, *LAYOUTS["fsdp2"], *row.overrides)
     assert found["memory/peak_reserved_gib"] == pytest.approx(row.reserved_gib, rel=RESERVED_ERROR_PCT / 100)
-    assert row.wps is None or found["perf/wps"] == pytest.approx(sum(row.wps) / 2, rel=ERROR_PCT / 100)
+    assert row.wps is None or found["perf/wps"] == pytest.approx(sum(row.wps) / 2, rel=found["perf/error_pct"] / 100)
 
 
 @pytest.mark.slow
