@@ -42,19 +42,24 @@ def columns(comparison: Comparison) -> list[Column]:
         found.append(Column("state", [row.state for row in rows]))
     found.append(Column("parameters", _parameters(rows)))
     for figure in table_figures():
-        found.append(Column(figure.heading, [figure.cell(row.summaries) for row in rows]))
+        found.append(Column(figure.heading, [figure.cell(row.summaries) for row in rows], figure == comparison.speed))
         if comparison.baseline and figure == comparison.speed:
-            found.append(Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against]))
+            found.append(Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against], True))
         if figure == WPS:
             scaling = ["" if each is None else f"{each:.1f}%" for each in comparison.scaling]
             found.append(Column("scaling", scaling))
     if comparison.baseline:
         verdicts = ["" if each is None else str(each.verdict) for each in comparison.against]
-        found.append(Column(f"loss vs {comparison.baseline[1]}", verdicts))
+        found.append(Column(f"loss vs {comparison.baseline[1]}", verdicts, True))
     if len({len(row.runs) for row in rows}) > 1:
         found.append(Column("runs", [str(len(row.runs)) for row in rows]))
     found.append(Column("measured", [_measured_from(row) for row in rows]))
     return [*named, *(column for column in found if any(column.cells))]
+
+
+def row_label(comparison: Comparison, row: Row) -> str:
+    """Return the name of a row, followed by its state unless it completed: `full fsdp2 (oom)`."""
+    return comparison.name(row) + (f" ({row.state})" if row.state != "completed" else "")
 
 
 def _parameters(rows: Sequence[Row]) -> list[str]:
