@@ -41,7 +41,7 @@ function drawLosses() {
   const apart = members.map(apartFromBaseline), known = apart.flat();
   const compared = known.some(([, difference]) => difference);
   const below = compared ? `, and below it the relative difference from ${DATA.baseline}`
-    : known.length ? `; equal to the last digit to that of ${DATA.baseline}` : "";
+    : known.length ? `; no difference from ${DATA.baseline}` : "";
   if (!caption("losses", `Loss over steps${below}${why}`, members.length)) return;
   const high = paper ? 120 : 330, deep = paper ? 40 : 110, { box, svg, width } = canvas("losses", high + (compared ? deep + 120 : 50));
   const area = { left: 70, right: width - 10, top: 24, bottom: high };
