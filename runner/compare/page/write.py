@@ -35,7 +35,7 @@ SCRIPTS = ("svg", "select", "draw", "table", "charts", "settings", "curves", "ma
 """Names of the JavaScript files. They are joined in this order into one script."""
 VALUES = 12
 """Maximum number of values that the list above the table shows for a setting."""
-UNFOLDED = 12
+UNFOLDED = 6
 """Maximum number of lines in an unfolded list of runs or reasons. The page shows a longer list only after a click."""
 LOG_LINES = 15
 """Maximum number of lines shown from the end of a run's log."""
