@@ -8,9 +8,10 @@ reading the parameter. An optimizer tensor is set by setting its parameter and c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
@@ -21,18 +22,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 
+from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.init_weights import clean_name
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
 
 State = dict[str, dict[str, Any]]
 """`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are parameter names of the unwrapped network."""

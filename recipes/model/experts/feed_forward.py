@@ -7,14 +7,15 @@ this, activation recomputation would count every token twice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 
+from meshrunner.recipes.model.decoder import Experts
 from meshrunner.recipes.model.experts.grouped_rows import (
     ScaleGradient,
     ZeroGradient,
@@ -24,15 +25,9 @@ from meshrunner.recipes.model.experts.grouped_rows import (
     leaves_empty_groups,
     permute,
 )
+from meshrunner.recipes.model.network import Network
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles, stream_placement
 from meshrunner.recipes.model.transformer import FeedForward
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from meshrunner.recipes.model.decoder import Experts
-    from meshrunner.recipes.model.network import Network
 
 
 class Router(nn.Module):

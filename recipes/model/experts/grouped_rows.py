@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as collectives
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 _wait: Callable[[Tensor], Tensor] = collectives.wait_tensor
 

@@ -10,17 +10,13 @@ split each module by heads or by groups. The heads of a group are contiguous and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshrunner.recipes.model.hybrid.hybrid import MambaConfig
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles
-
-if TYPE_CHECKING:
-    from meshrunner.recipes.model.hybrid.hybrid import MambaConfig
 
 
 class Mamba(nn.Module):
