@@ -38,8 +38,7 @@ def shortened(value: Any, length: int = 80) -> str:
 
 
 def own_or_installed(module_name: str) -> ModuleType:
-    """
-    Import a module that the user named, preferably from the current directory.
+    """Import a module that the user named, preferably from the current directory.
 
     The current directory is last on sys.path so that its files do not shadow libraries. But then a library can shadow a
     user's module. For example, if a library installs a top-level package `recipes`, Python ignores the user's `recipes`.
@@ -169,11 +168,8 @@ def chosen(base: type[Option]) -> BeforeValidator:
 
 
 def whole(*words: str | None, at_least: int = 1, at_most: int = 2**63 - 1) -> BeforeValidator:
-    """
-    Return a validator that accepts whole numbers in a range, and `words`. Use: `workers: Annotated[int | Auto, whole("auto")]`.
-
-    If `words` contains None, null is accepted. `at_most` rejects probable typos that would fail late or exhaust memory.
-    """
+    """Return a validator that accepts whole numbers in a range, and `words` (None: null). `at_most` rejects probable typos that
+    would fail late or exhaust memory. Use: `workers: Annotated[int | Auto, whole("auto")]`."""
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])
     number = {"type": "integer", "minimum": at_least, "maximum": at_most}

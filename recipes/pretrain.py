@@ -50,8 +50,7 @@ Batch = tuple[Tensor, Tensor]
 def assemble(
     recipe: Recipe, mesh: DeviceMesh, device: torch.device, host_bytes: int | None = None
 ) -> tuple[nn.Module, list[Trainable], int]:
-    """
-    Build the network on the meta device, distribute it over the devices and initialise it.
+    """Build the network on the meta device, distribute it over the devices and initialise it.
 
     Return the model, its trainable parameters, and the total number of parameters of the full model. `host_bytes`: memory of
     a rank on a CPU. Raises TooLarge if it cannot hold the rank's parameters and optimizer state.
@@ -98,8 +97,7 @@ def _refuse_too_large(recipe: Recipe, network: Network, shards: int, host_bytes:
 
 
 def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> None:
-    """
-    Apply activation checkpointing to the blocks, and compile the blocks and the loss. Both change the network in place.
+    """Apply activation checkpointing to the blocks, and compile the blocks and the loss. Both change the network in place.
 
     A block with selective checkpointing (`inside_compile`) is wrapped first and then compiled, because the compiler must see the
     recomputation. A block with full checkpointing is compiled first, because compiling a wrapped block fails with 2-d layouts.
@@ -208,8 +206,7 @@ def train(
     stop_requested: Callable[[], bool] | None = None,
     host_bytes: int | None = None,
 ) -> tuple[nn.Module, int]:
-    """
-    Train up to step `recipe.steps` or until a stop is requested on any rank. If checkpoints are on, the last step is saved.
+    """Train up to step `recipe.steps` or until a stop is requested on any rank. If checkpoints are on, the last step is saved.
 
     Return the trained model and the last completed step.
 

@@ -1,7 +1,5 @@
-"""The cache directory, and files that stay intact if the process that writes them is killed.
-
-Files are replaced atomically and verified by size and CRC-32. Only regular files are read, because reading a pipe would block.
-"""
+"""The cache directory, and files that are replaced atomically and verified by size and CRC-32. Only regular files are read,
+because reading a pipe would block."""
 
 from __future__ import annotations
 

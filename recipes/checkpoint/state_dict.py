@@ -1,5 +1,4 @@
-"""
-Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors. Load checkpoints of runs with any sharding.
+"""Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors. Load checkpoints with any sharding.
 
 With FSDP1 and tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
 `_UnevenShards` corrects this, but only for parameters. Therefore an optimizer tensor is read by copying it into its parameter and

@@ -208,11 +208,8 @@ def pack(
 
 
 def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[list[str], int, Position]]:
-    """
-    Group texts into lists of about BATCH_CHARACTERS characters, without empty texts.
-
-    Yield each list, the number of empty texts that were left out of it, and the position after it.
-    """
+    """Group texts into lists of about BATCH_CHARACTERS characters. Yield each list, the number of empty texts that were left out
+    of it, and the position after it."""
     batch: list[str] = []
     size = empty = 0
     position: Position = {}

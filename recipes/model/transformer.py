@@ -36,8 +36,7 @@ class RMSNorm(nn.Module):
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """
-    Return the angle, in radians per position, by which each pair of elements is rotated: [head_dim / 2], fp32, on the CPU.
+    """Return the angle, in radians per position, by which each pair of elements is rotated: [head_dim / 2], fp32, on the CPU.
 
     The order of operations is that of transformers' `_compute_llama3_parameters`, because rounding matters. At position 8,000,
     a change in the last bit of a frequency near 1 changes the angle by half a thousandth of a radian.
@@ -65,8 +64,7 @@ def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling |
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """
-    Rotate each pair of elements (i, i + head_dim / 2) of a head by the angle of the token's position (Su et al. 2021), in fp32.
+    """Rotate each pair of elements (i, i + head_dim / 2) of a head by the angle of its position (Su et al. 2021), in fp32.
 
     The transformers library pairs the same elements. Llama's original code pairs adjacent elements. The two conventions
     differ only in the order of the query and key weights' rows. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.

@@ -164,8 +164,7 @@ class MegatronFSDP(Parallelism):
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
-        """
-        Return approximately how many bytes are gathered and reduced for one unit in one step.
+        """Return approximately how many bytes are gathered and reduced for one unit in one step.
 
         With `zero` 1 and 2, the estimate is too high for the unit that is called last: it is gathered once, not twice. The
         estimate can be too low, because it ignores the padding of buckets and the larger size of parameters that stay in fp32.
@@ -248,8 +247,7 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
 
 @contextmanager
 def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) -> Iterator[None]:
-    """
-    Let megatron-fsdp allocate the parameters of a meta-device network within this context, without initialising them.
+    """Let megatron-fsdp allocate the parameters of a meta-device network within this context, without initialising them.
 
     If `unit_by_unit` is true, the package allocates one module at a time, so a device never holds more than one unsharded unit.
     The package then calls the module's `reset_parameters`. Within the context, this method only ties shared parameters.

@@ -1,7 +1,4 @@
-"""Pools that hand out communication buffers at fixed addresses to the units of FSDP2.
-
-A unit is a module that FSDP2 gathers as a whole. Its buffers are its all-gather output and its reduce-scatter input.
-"""
+"""Pools that hand out communication buffers (all-gather outputs, reduce-scatter inputs) at fixed addresses to FSDP2's units."""
 
 from __future__ import annotations
 
@@ -50,8 +47,7 @@ class Use(NamedTuple):
 
 
 class BufferPool:
-    """
-    A pool of one kind of buffer for all units on one device: either all-gather outputs or reduce-scatter inputs.
+    """A pool of one kind of buffer for all units on one device: either all-gather outputs or reduce-scatter inputs.
 
     In the first optimizer step, torch's allocator provides every buffer, and the pool records the requests. From the second
     step on, each unit has a fixed address range in one large allocation, the arena. Before the pool hands out a range, it

@@ -1,5 +1,4 @@
-"""
-Plans that give each unit's communication buffer a fixed offset in one large allocation, the arena.
+"""Plans that give each unit's communication buffer a fixed offset in one large allocation, the arena.
 
 A unit is a module that FSDP2 gathers as a whole. Units are *alive together* if their buffers are in use at the same time, so
 these buffers must not overlap. Requests for buffers are recorded in a run's first step, or predicted from the list of units.
@@ -85,14 +84,12 @@ def max_pool(schedule: Schedule) -> Plan:
 
 
 def scheduled(schedule: Schedule) -> Plan:
-    """
-    Return a plan with a small arena.
+    """Return a plan with a small arena.
 
-    If possible, the units are split into two sides, such as even and odd layers. Two buffers of the same side must never be in
-    use at the same time. Each buffer of one side begins at the bottom of the arena, and each buffer of the other side ends at
-    the top. No smaller arena is possible. If the units cannot be split like this, the plan is the smallest of three. (1) Units
-    are placed from the largest to the smallest, each in the lowest gap that fits. (2) Units are placed in the order of the
-    schedule, each in the lowest gap that fits. (3) Units with the same number from `_copies` share a slot.
+    If possible, the units are split into two sides, such as even and odd layers, so that no two buffers of a side are in use at
+    the same time. The buffers of one side begin at the bottom of the arena, and those of the other side end at the top. No
+    smaller arena is possible. Otherwise the plan is the smallest of three. (1) Units are placed from the largest to the smallest,
+    each in the lowest gap. (2) The same in the order of the schedule. (3) Units with the same number from `_copies` share a slot.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
@@ -177,8 +174,7 @@ REDUCE_SCATTER_INPUTS = InFlight(1, 1)
 
 
 def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
-    """
-    Return the maximum number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
+    """Return the maximum number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
 
     In backward, FSDP2 releases an output as soon as it is copied out. In forward, FSDP2 keeps an output until the next output
     has arrived, so one more output is in use. repeats: whether forward calls some units several times. Such a unit is not
