@@ -9,7 +9,7 @@ these buffers must not overlap. Requests for buffers are recorded in a run's fir
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -73,14 +73,9 @@ def fixed_pool(schedule: Schedule) -> tuple[int, int]:
 def max_pool(schedule: Schedule) -> Plan:
     """Return a plan that divides the arena into equal sets of slots. A set has one slot per dtype, and the slot is large enough
     for any buffer of this dtype. Units whose buffers are in use at the same time use different sets."""
-    slots: dict[str, int] = {}
-    for dtype, nbytes in schedule.units.values():
-        slots[dtype] = max(slots.get(dtype, 0), nbytes)
-    start = dict(zip(slots, accumulate(slots.values(), initial=0), strict=False))
-    one = sum(slots.values())
+    start, one = _slots(schedule.units)
     copy = _copies(schedule.units, _neighbours(schedule))
-    offsets = {name: copy[name] * one + start[bucket.dtype] for name, bucket in schedule.units.items()}
-    return Plan(offsets, one * (1 + max(copy.values(), default=-1)))
+    return Plan({name: copy[name] * one + start[name] for name in start}, one * (1 + max(copy.values(), default=-1)))
 
 
 def scheduled(schedule: Schedule) -> Plan:
@@ -95,9 +90,8 @@ def scheduled(schedule: Schedule) -> Plan:
     if (side := _two_sides(size, near)) is not None:
         nbytes = peak(schedule)
         return Plan({name: side[name] * (nbytes - size[name]) for name in size}, nbytes)
-    descending = sorted(size, key=lambda name: -size[name])
-    starts = (_lowest_gaps(descending, size, near), _lowest_gaps(size, size, near), _slots(size, _copies(size, near)))
-    plans = [Plan(start, max(start[name] + size[name] for name in size)) for start in starts]
+    plans = [_lowest_gaps(order, size, near) for order in (sorted(size, key=lambda name: -size[name]), size)]
+    plans.append(_slots({name: (number, size[name]) for name, number in _copies(size, near).items()}))
     return min(plans, key=lambda plan: plan.nbytes)
 
 
@@ -141,7 +135,7 @@ def _two_sides(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int
     return side
 
 
-def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set[str]]) -> dict[str, int]:
+def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set[str]]) -> Plan:
     start: dict[str, int] = {}
     for name in order:
         lowest = 0
@@ -150,16 +144,16 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
                 break
             lowest = max(lowest, end)
         start[name] = lowest
-    return start
+    return Plan(start, max(start[name] + size[name] for name in start))
 
 
-def _slots(size: dict[str, int], copy: dict[str, int]) -> dict[str, int]:
-    """Return each unit's offset in bytes. Units with the same number in `copy` share a slot, which fits the largest of them."""
-    slot: dict[int, int] = {}
-    for name, nbytes in size.items():
-        slot[copy[name]] = max(slot.get(copy[name], 0), nbytes)
+def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
+    """Give units with the same key a slot that fits the largest of them. units: (key, size in bytes) of each unit."""
+    slot: dict[Hashable, int] = {}
+    for key, nbytes in units.values():
+        slot[key] = max(slot.get(key, 0), nbytes)
     start = dict(zip(slot, accumulate(slot.values(), initial=0), strict=False))
-    return {name: start[copy[name]] for name in size}
+    return Plan({name: start[key] for name, (key, _) in units.items()}, sum(slot.values()))
 
 
 class InFlight(NamedTuple):
