@@ -23,7 +23,8 @@ from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.determinism import compute_deterministically
 from meshrunner.recipes.errors import TooLarge
 from meshrunner.recipes.loss.base import cross_entropy
-from meshrunner.recipes.model.init_weights import Initialiser, clean_name
+from meshrunner.recipes.model.base import clean_name
+from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm
 from meshrunner.recipes.optim.optimizer import step_if_finite

@@ -16,7 +16,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.model.init_weights import clean_name
+from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.parallelism.buffers import placement
 from meshrunner.recipes.parallelism.buffers.placement import Bucket, InFlight, Plan, Schedule
@@ -163,9 +163,7 @@ pools_of: WeakKeyDictionary[nn.Module, tuple[BufferPool, BufferPool]] = WeakKeyD
 def install(model: nn.Module, plan: str, prefetch: int) -> None:
     """Make all units of a model take their communication buffers from two new pools. plan: a key of PLANS, such as scheduled."""
     network = network_of(model)
-    units = {
-        clean_name(f"{name}.").strip("."): each for name, each in model.named_modules() if isinstance(each, FSDPModule)
-    }
+    units = {clean_name(name): each for name, each in model.named_modules() if isinstance(each, FSDPModule)}
     place = placement.PLANS[plan]
     repeats = any(network.calls(name) > 1 for name in units)
     gathers = BufferPool(place, placement.all_gather_outputs(prefetch, repeats=repeats))
