@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -94,13 +94,8 @@ def legend(comparison: Comparison) -> Iterator[str]:
     if (visible := comparison.smallest_visible()) is not None:
         repeats, more = comparison.repeats, comparison.smallest_visible(times=2)
         yield f"differences of {visible:.1f}% and more would have shown; {2 * repeats} repeats would show {more:.1f}%"
-    if any(each.other == "batch" for each in against):
-        found = [row.runs[0].workload["batch"] for row in (*comparison.rows, *(each.row for each in against))]
-        batches = sorted({batch for batch in found if isinstance(batch, int) and batch > 0})
-        yield (
-            f"other batch: the global batch is {first_of([*map(str, batches)], LISTED)} sequences, which affects the speed; "
-            f"global_batch={math.lcm(*batches)} makes it equal in all rows"
-        )
+    compared = [*comparison.rows, *(each.row for each in against)]
+    yield from other_workloads({each.other for each in against}, [row.runs[0] for row in compared])
     if tested and comparison.speed.key != WPS.key:
         title = comparison.speed.title
         yield f"on CPUs, speeds are compared by {title}, because other processes distort wall-clock time"
@@ -127,6 +122,19 @@ def legend(comparison: Comparison) -> Iterator[str]:
         yield "a row of several runs shows their median, their lowest p10 and highest p90, and their highest peaks"
     completed = [run for row in comparison.rows for run in row.completed]
     yield from dict.fromkeys(filter(None, map(_few_steps, completed)))
+
+
+def other_workloads(parts: set[str], runs: Iterable[Run]) -> Iterator[str]:
+    """Yield a line for each mark of OTHER in a table of `runs`, with the remedy. `parts`: the values of `Against.other`."""
+    for part in sorted(parts & {"model", "seq_len"}):
+        yield f"{OTHER[part]}: speeds of rows that differ in {part} cannot be compared; give {part} one value"
+    if "batch" in parts:
+        found = [run.workload["batch"] for run in runs]
+        batches = sorted({batch for batch in found if isinstance(batch, int) and batch > 0})
+        yield (
+            f"{OTHER['batch']}: the global batch is {first_of([*map(str, batches)], LISTED)} sequences, which affects the "
+            f"speed; global_batch={math.lcm(*batches)} makes it equal in all rows"
+        )
 
 
 def _few_steps(run: Run) -> str:

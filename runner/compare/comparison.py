@@ -133,7 +133,7 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None, option: str =
         for i, partner in partners.items():
             row, other = rows[i], rows[partner]
             further = {key: each[i] for key, each in others.items()}
-            loss, unlike = verdict(row.runs, other.runs), _other_workload(row.runs[0], other.runs[0])
+            loss, unlike = verdict(row.runs, other.runs), other_workload(row.runs[0], other.runs[0])
             against[i] = Against(other, gains[i], further, loss, unlike)
     remarks = list(keys.remarks)
     rest = [name for name in names if chosen and name != chosen[0]]
@@ -245,7 +245,8 @@ def _gains(rows: list[Row], partners: dict[int, int], figure: Figure, noise: Noi
     return found
 
 
-def _other_workload(run: Run, baseline: Run) -> str:
+def other_workload(run: Run, baseline: Run) -> str:
+    """Return `Against.other` of a run and its baseline."""
     theirs = baseline.workload
     differing = [
         part for part, value in run.workload.items() if None not in (value, theirs[part]) and value != theirs[part]

@@ -28,6 +28,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import refuse_secrets
+from meshrunner.runner import shipped
 from meshrunner.runner.config.hydra.hydra_errors import faults_of_hydra, missing_key
 from meshrunner.runner.config.hydra.no_effect import refuse, without_effect
 from meshrunner.runner.config.hydra.overrides import as_typed, check_flags, check_number, left_to_jobs
@@ -43,8 +44,11 @@ from meshrunner.runner.config.hydra.private import (
     select_behaviour,
 )
 from meshrunner.runner.console import warn
+from meshrunner.runner.rundir import key_of
 
 PRIMARY_CONFIG = "run"
+WIDE = 2048
+"""Smallest `model.dim` for which the default `seq_len` is misleading."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,22 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
             "choices": {group: choice for group, choice in choices.items() if not re.search("^hydra/|@", group)},
         },
         launcher=plain(config.hydra.launcher),
+    )
+
+
+def short_sequences(composed: Composed) -> str:
+    """
+    Return a warning if a large model has the default `seq_len`, which is meant for tiny models; "" if it has not.
+
+    Models bring no `seq_len` of their own: the rows of a sweep over `model` would differ in it, and could not be compared.
+    """
+    dim, length = composed.config["model"].get("dim"), composed.config["seq_len"]
+    given = {key_of(override) for override in composed.overrides["task"]}
+    if "seq_len" in given or length != shipped.top_level()["seq_len"] or not isinstance(dim, int) or dim < WIDE:
+        return ""
+    return (
+        f"seq_len={length} is the default for tiny models; models with model.dim={dim} are usually trained on longer sequences, "
+        f"which take more memory. Set seq_len=8192, or seq_len={length} to keep it"
     )
 
 

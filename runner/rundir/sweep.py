@@ -130,14 +130,17 @@ def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
     }
 
 
+def short_override(override: str) -> str:
+    """Return an override as labels show it: `fsdp2` for `parallelism=fsdp2`, `shard=2` for `parallelism.shard=2`."""
+    key, _, value = override.lstrip("+~").partition("=")
+    return value if OPTION.fullmatch(value) else f"{key.rpartition('.')[2]}={value}"
+
+
 def _label(name: str, varying: Sequence[str], *, repeated: bool) -> str:
     number = NUMBERED.match(name)
     if number is None:
         return name
-    parts = [f"#{int(number[1])}"]
-    for override in varying:
-        key, _, value = override.lstrip("+~").partition("=")
-        parts.append(value if OPTION.fullmatch(value) else f"{key.rpartition('.')[2]}={value}")
+    parts = [f"#{int(number[1])}", *map(short_override, varying)]
     if repeated and (found := REPEATED.search(name)):
         parts += [f"{key}={value}" for key, value in found.groupdict().items() if value is not None]
     return " ".join(parts)

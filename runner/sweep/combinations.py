@@ -147,11 +147,12 @@ def check_batch(
         rules = dict.fromkeys(rule for job in jobs for rule in job.experiment.sweep.exclude)
         check_rules(rules, [job.runs[0] for job in jobs], options)
         if (baseline := jobs[0].experiment.sweep.baseline) is not None:
-            check_baseline(baseline, [_pending(job.runs[0]) for job in jobs])
+            check_baseline(baseline, [pending(job.runs[0]) for job in jobs])
     return SweepBatch(sweep_dir, jobs)
 
 
-def _pending(composed: Composed) -> Run:
+def pending(composed: Composed) -> Run:
+    """Return a run that has not started. Its directory need not exist."""
     choices, task = composed.overrides["choices"], composed.overrides["task"]
     return Run(composed.run_dir, "pending", config=composed.config, choices=choices, task=task)
 
