@@ -10,7 +10,7 @@ import argparse
 import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -207,20 +207,17 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
     )
 
 
-def short_sequences(composed: Composed) -> str:
-    """
-    Return a warning if a large model has the default `seq_len`, which is meant for tiny models; "" if it has not.
-
-    Models bring no `seq_len` of their own: the rows of a sweep over `model` would differ in it, and could not be compared.
-    """
-    dim, length = composed.config["model"].get("dim"), composed.config["seq_len"]
-    given = {key_of(override) for override in composed.overrides["task"]}
-    if "seq_len" in given or length != shipped.top_level()["seq_len"] or not isinstance(dim, int) or dim < WIDE:
-        return ""
-    return (
-        f"seq_len={length} is the default for tiny models; models with model.dim={dim} are usually trained on longer sequences, "
-        f"which take more memory. Set seq_len=8192, or seq_len={length} to keep it"
-    )
+def warn_of_short_sequences(runs: Iterable[Composed]) -> None:
+    """Warn once if a large model has the default seq_len. No model sets a length of its own, so that models can be compared."""
+    default = shipped.top_level()["seq_len"]
+    for run in runs:
+        dim, typed = run.config["model"].get("dim"), "seq_len" in map(key_of, run.overrides["task"])
+        if isinstance(dim, int) and dim >= WIDE and run.config["seq_len"] == default and not typed:
+            usual = f"models with model.dim={dim} are usually trained on longer sequences, which take more memory"
+            warn(
+                f"seq_len={default} is the default for tiny models; {usual}. Set seq_len=8192, or seq_len={default} to keep it"
+            )
+            return
 
 
 def _task(config: DictConfig) -> DictConfig:

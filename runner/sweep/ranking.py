@@ -13,10 +13,10 @@ from meshrunner.runner.compare.cells import OTHER, other_workloads
 from meshrunner.runner.compare.comparison import other_workload
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.runs import Run
-from meshrunner.runner.config.compose import Composer, short_sequences
+from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hydra.overrides import as_typed
-from meshrunner.runner.console import naming, one_line, paragraph, warn
+from meshrunner.runner.console import naming, one_line, paragraph
 from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED, Forecast, Verdict, predict_all
 from meshrunner.runner.rundir import Environment, key_of, short_override
 from meshrunner.runner.sweep.combinations import Combination, Target, check_batch, pending, varying
@@ -31,6 +31,12 @@ SHOWN = (
     *("precision", "seq_len", "micro_batch", "global_batch"),
 )
 """Settings that are printed above the table if they are equal in all combinations."""
+LEGEND = {
+    "WPS": "tokens per second per device, with the error of the prediction",
+    "active": "peak memory of tensors on rank 0, in GiB",
+    "reserved": "peak memory of the allocator on rank 0, in GiB",
+}
+"""Explanations of columns, keyed by title."""
 LEFT_OUT = ("step time", "MFU")
 """Columns that are omitted on a narrow terminal, in this order."""
 SHORTEST_NAME = 24
@@ -65,8 +71,7 @@ def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
     config = composer.compose_sweep()
     target = Target(lambda experiment: expected_devices(experiment).workers)
     jobs = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target).combinations
-    if remark := next(filter(None, (short_sequences(job.runs[0]) for job in jobs)), ""):
-        warn(remark)
+    warn_of_short_sequences(job.runs[0] for job in jobs)
     possible = [job.runs[0].config for job in jobs if not job.reason]
     with naming(f"predicting {len(possible):,} combinations") as progress:
         predicted = iter(predict_all(possible, active_only=active_only, progress=progress))
@@ -118,14 +123,11 @@ def _sort_key(each: Ranked) -> tuple[int, float, float]:
 
 def lines(ranked: Sequence[Ranked], width: int) -> Iterator[str]:
     """Yield the lines of a ranking: the settings that are equal in all combinations, the table, and explanations of its marks."""
-    for above in ("in all rows: " + " ".join(_same(ranked)), ""):
-        yield paragraph(above, 0, width)
+    yield paragraph("in all rows: " + " ".join(_same(ranked)), 0, width) + "\n"
     yield from _table(ranked, width)
     bases = list(dict.fromkeys(each.forecast.speed.error_basis for each in ranked if each.forecast.speed))
-    below = ["", "active: peak memory of tensors, reserved: of the allocator, both in GiB on rank 0"]
-    if bases:
-        below.append("WPS: tokens per second per device, with the error of the prediction")
-        below.append(f"speed: {first_of(bases, LISTED, '; ')}")
+    below = ["", *(f"{title}: {LEGEND[title]}" for title in columns(ranked) if title in LEGEND)]
+    below += [f"speed: {first_of(bases, LISTED, '; ')}"] * bool(bases)
     if any(each.mark == WITHIN_ERROR for each in ranked):
         below.append(f"~ {WITHIN_ERROR}: the speed differs from that of the first row by less than the error")
     parts = {part for part, mark in OTHER.items() for each in ranked if each.mark == mark}
@@ -138,9 +140,8 @@ def _same(ranked: Sequence[Ranked]) -> list[str]:
     """Return the overrides that all combinations share, and the settings of SHOWN that are equal in all."""
     typed = [each for each in ranked[0].overrides if each not in ranked[0].varying]
     rows = [flatten(each.run.config) | each.run.choices | each.run.environment.resolved for each in ranked]
-    given = {key_of(each) for each in typed}
-    equal = [key for key in SHOWN if key not in given and len({text(row.get(key, "")) for row in rows}) == 1]
-    return [*typed, *(f"{key}={text(rows[0][key])}" for key in equal if key in rows[0])]
+    equal = [key for key in SHOWN if key in rows[0] and all(row.get(key) == rows[0][key] for row in rows)]
+    return [*typed, *(f"{key}={text(rows[0][key])}" for key in equal if key not in map(key_of, typed))]
 
 
 def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
@@ -172,9 +173,8 @@ def _table(ranked: Sequence[Ranked], width: int) -> Iterator[str]:
         return width - 2 - sum(max(map(len, [title, *column])) + 2 for title, column in cells.items())
 
     longest = max(map(len, ["combination", *names]))
-    known = {title: sum(map(bool, column)) for title, column in cells.items()}
-    for title in (*LEFT_OUT, "active" if known.get("active") == known.get("reserved") else "reserved"):
-        if room() < longest and len(cells) > 1:
+    for title in LEFT_OUT:
+        if room() < longest:
             cells.pop(title, None)
     wide = max(min(room(), longest), SHORTEST_NAME)
     widths = [max(map(len, [title, *column])) for title, column in cells.items()]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
-from meshrunner.runner.config.compose import Composer, short_sequences
+from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
 from meshrunner.runner.config.hydra.overrides import parse
-from meshrunner.runner.console import console, say, table_of, warn
+from meshrunner.runner.console import console, say, table_of
 from meshrunner.runner.predict import (
     BORDERLINE,
     DOES_NOT_FIT,
@@ -48,8 +48,8 @@ def plan(arguments: list[str]) -> int:
     else:
         found = largest_that_fits(overrides, options.max, active_only=options.active, with_timeline=with_timeline)
         findings = _searched(found)
-    if options.max != "seq_len" and (remark := short_sequences(composed)):
-        warn(remark)
+    if options.max != "seq_len":
+        warn_of_short_sequences([composed])
     forecast = found.forecast if isinstance(found, LargestThatFits) else found
     if options.json:
         print(json.dumps(found.as_json(), indent=2))
@@ -102,7 +102,7 @@ def _searched(search: LargestThatFits) -> list[str]:
 
 
 def _remarks(forecast: Forecast) -> list[str]:
-    return [f"speed: {forecast.speed.error_basis}" for _ in [1] if forecast.speed is not None] + list(forecast.remarks)
+    return [*([f"speed: {forecast.speed.error_basis}"] if forecast.speed else []), *forecast.remarks]
 
 
 def _rows(forecast: Forecast) -> list[tuple[str, str]]:

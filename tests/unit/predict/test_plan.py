@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshrunner.runner import cli
-from meshrunner.runner.config.compose import Composer, short_sequences
+from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
 from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.config.launch_env import ALLOCATOR
 from meshrunner.runner.ledger.allocations import CATEGORIES
@@ -340,11 +340,12 @@ def test_verdict_follows_from_the_error_of_the_prediction() -> None:
     assert "flush" not in explain("reserved", GIB, 2 * GIB, "a GPU", {"parameters": GIB}, flushes=0)
 
 
-def test_default_length_of_a_large_model_is_warned_about() -> None:
+def test_default_length_of_a_large_model_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*overrides: str) -> str:
         composed = Composer(parse("plan", list(overrides))).single_run()
         assert composed is not None
-        return short_sequences(composed)
+        warn_of_short_sequences([composed, composed])
+        return capsys.readouterr().err.removeprefix("meshrunner: ")
 
     assert said("model=llama3_70b").startswith("seq_len=256 is the default for tiny models; models with model.dim=8192")
     assert not any(map(said, ("model=llama_tiny", "model=hybrid_tiny", "model=moe_tiny", "model=llama4_tiny")))

@@ -134,20 +134,15 @@ def test_long_names_wrap_between_words() -> None:
     assert " ".join(text).split().count("lr=0.001") == 24
 
 
-def test_memory_that_decides_keeps_its_column() -> None:
-    """Where reserved memory is known for all combinations, it decides; with --active, only for those near the limit."""
-
-    def titles(width: int, *reserved: float | None) -> list[str]:
-        rows = [ranked(forecast("fits", 1e3, 9.0), "a" * 30) for _ in reserved]
-        for i, gib in enumerate(reserved):
-            found = rows[i].forecast
-            memory = MemoryForecast(9.0, 1.0, gib, 1.0, None, 0.0, "forward", {}, None, 2.0)
-            rows[i] = rows[i]._replace(forecast=Forecast(found.verdict, memory, found.speed))
-        return next(line for line in lines(rows, width) if "combination" in line).split()[1:]
-
-    assert titles(100, 10.0, 11.0) == ["WPS", "MFU", "step", "time", "active", "reserved"]
-    assert titles(54, 10.0, 11.0) == ["WPS", "reserved"]
-    assert titles(54, 10.0, None) == titles(54, None, None) == ["WPS", "active"]
+def test_both_peaks_stay_on_a_narrow_terminal() -> None:
+    memory = MemoryForecast(9.0, 1.0, 10.0, 1.0, None, 0.0, "forward", {}, None, 2.0)
+    found = forecast("fits", 1e3)
+    rows = [ranked(Forecast(found.verdict, memory, found.speed), name * 35) for name in "ab"]
+    rows[1] = rows[1]._replace(mark="other batch")
+    text = list(lines(rows, 80))
+    title = next(line for line in text if "combination" in line)
+    assert title.split()[1:] == ["WPS", "vs", "first", "active", "reserved"] and len(title) <= 80
+    assert "reserved: peak memory of the allocator on rank 0, in GiB" in text
 
 
 def test_a_grid_composes_ranks_and_warns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
