@@ -91,11 +91,11 @@ def legend(comparison: Comparison) -> Iterator[str]:
         yield f"~ within noise: tests of the runs' {comparison.speed.title} at {ALPHA:.0%} for the whole table (Holm)"
     if None in tested:
         yield f"not tested: a test for noise needs {REPEATS} completed runs on each side"
-    if (visible := comparison.smallest_visible()) is not None:
-        repeats, more = comparison.repeats, comparison.smallest_visible(times=2)
+    if (visible := comparison.noise.visible()) is not None:
+        repeats, more = comparison.repeats, comparison.noise.visible(times=2)
         yield f"differences of {visible:.1f}% and more would have shown; {2 * repeats} repeats would show {more:.1f}%"
-    compared = [*comparison.rows, *(each.row for each in against)]
-    yield from other_workloads({each.other for each in against}, [row.runs[0] for row in compared])
+    compared = [row.runs[0] for row in comparison.every_row]
+    yield from other_workloads({each.other for each in against}, compared)
     if tested and comparison.speed.key != WPS.key:
         title = comparison.speed.title
         yield f"on CPUs, speeds are compared by {title}, because other processes distort wall-clock time"

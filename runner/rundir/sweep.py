@@ -97,6 +97,24 @@ def repeat_of(name: str) -> str:
     return found[0] if found else ""
 
 
+def repeat_ending(seed: int | None, repeat: int | None) -> str:
+    """Return an ending as `repeat_of` finds it. Leave out a part that is None."""
+    parts = {"seed": seed, "repeat": repeat}
+    return "".join(f"_{key}-{value}" for key, value in parts.items() if value is not None)
+
+
+def repeat_number(name: str) -> int:
+    """Return the round in the ending of a run directory's name; 0 if there is none."""
+    found = REPEATED.search(name)
+    return int(found["repeat"] or 0) if found else 0
+
+
+def in_round(name: str, repeat: int) -> str:
+    """Return the name of the run directory that repeats a run in another round."""
+    before, _, _ = name.rpartition(repeat_ending(None, repeat_number(name)))
+    return before + repeat_ending(None, repeat)
+
+
 def sweep_title(sweep_dir: Path) -> str:
     """Return a title such as `2026-01-31 14:05 parallelism x lr`, or the folder's name if the time or the keys are unknown."""
     found = PlacedSweep.read(sweep_dir / SWEEP)
