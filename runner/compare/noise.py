@@ -13,7 +13,7 @@ averages it with the pooled variance of all rows, which counts as `d` degrees of
 more than chance explains, few if the noise of rows really differs (empirical Bayes, as in Smyth 2004; `d` by the method of
 moments). tests/unit/compare/test_noise.py simulates sweeps of 2 to 40 rows whose standard deviations are drawn from a range of a
 factor of 3. At most 6% of these tables report a difference from the baseline where there is none. If it is the baseline that is
-three times as noisy as all other rows, 10 to 20% do.
+three times as noisy as all other rows, 8 to 20% do.
 """
 
 from __future__ import annotations

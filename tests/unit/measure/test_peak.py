@@ -33,6 +33,10 @@ def test_the_best_peak_is_kept_with_its_date(tmp_path: Path, monkeypatch: pytest
     assert again == 8e10 == device._cached_peak("fp32", CONTEXT)
     assert "peak of 0.05 TFLOP/s, measured on 2026-11-25" in remark and "measured again: 0.08 TFLOP/s" in remark
     assert device.measured_peak("fp32", CONTEXT)[0] == 8e10, "a busy machine does not lower the peak"
+    assert device.peak_remark("cpu", "fp32", CONTEXT).startswith(
+        "MFU is unknown in steps that were faster than the CPU's"
+    )
+    assert device.peak_remark("cuda", "bf16", CONTEXT).endswith("check hardware.peak.bf16")
 
 
 def test_a_peak_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
