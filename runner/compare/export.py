@@ -56,15 +56,11 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 def _further(against: Against | None, comparison: Comparison) -> dict[str, Any]:
     """Return the gains in memory and in the time to the first step, under keys such as `memory/peak_rss_gib_vs_baseline_pct`."""
     keys = next((each.further for each in comparison.against if each), {})
-    gains = {key: against.further[key] if against else None for key in keys}
-    return {
-        f"{key}_{name}": value
-        for key, gain in gains.items()
-        for name, value in {
-            "vs_baseline_pct": gain.percent if gain else None,
-            "p_value": gain.p_value if gain else None,
-        }.items()
-    }
+    found: dict[str, Any] = {}
+    for key in keys:
+        gain = against and against.further[key]
+        found |= {f"{key}_vs_baseline_pct": gain and gain.percent, f"{key}_p_value": gain and gain.p_value}
+    return found
 
 
 def _run(run: Run) -> dict[str, Any]:

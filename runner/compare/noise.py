@@ -105,45 +105,31 @@ class Noise:
     def p_value(self, row: Hashable, other: Hashable) -> float | None:
         """Return the p-value of a difference, adjusted for the number of tests in the table; None if it is not tested."""
         for pair in ((row, other), (other, row)):
-            if pair in self._against:
-                return self._against[pair]
+            if pair in self._tests.against:
+                return self._tests.against[pair]
         difference = self.difference(row, other)
-        return None if difference is None else min(1.0, self._tests[1] * difference.p_value)
+        return None if difference is None else min(1.0, self._tests.others * difference.p_value)
 
     def interval(self, row: Hashable, other: Hashable) -> tuple[float, float] | None:
         """Return the percentages between which the difference of a row and its baseline lies; None if it is not tested."""
         difference = self.difference(row, other)
         if difference is None:
             return None
-        half = self._quantile(difference.freedom, self._tests[0]) * difference.error
+        half = _quantile(difference.freedom, self._tests.pairs) * difference.error
         return _percent(difference.log_ratio - half), _percent(difference.log_ratio + half)
 
     @cached_property
-    def _differences(self) -> list[Difference | None]:
-        """The differences of `pairs`."""
-        return [self.difference(*pair) for pair in self.pairs]
-
-    @cached_property
-    def _tests(self) -> tuple[float, float]:
-        """The factors by which Bonferroni multiplies the p-values of the pairs in `pairs`, and the p-values of other pairs."""
+    def _tests(self) -> _Tests:
+        differences = [self.difference(*pair) for pair in self.pairs]
         able = sum(len(row) >= REPEATS for row in self.rows)
-        against = sum(each is not None for each in self._differences)
-        others = able * (able - 1) // 2 - against
-        share = 0.0 if not against else SHARE if others else 1.0
-        return self.looks * against / (share or 1), self.looks * others / (1 - share or 1)
-
-    @cached_property
-    def _against(self) -> dict[Pair, float | None]:
-        """The adjusted p-values of `pairs` (Holm)."""
-        adjusted = holm(each and each.p_value for each in self._differences)
-        factor = self._tests[0] / max(sum(p is not None for p in adjusted), 1)
-        return {pair: None if p is None else min(1.0, factor * p) for pair, p in zip(self.pairs, adjusted, strict=True)}
-
-    @staticmethod
-    def _quantile(freedom: float, tests: float) -> float:
-        from scipy.special import stdtrit
-
-        return float(stdtrit(freedom, 1 - ALPHA / (2 * tests)))
+        pairs = sum(each is not None for each in differences)
+        others = able * (able - 1) // 2 - pairs
+        share = 0.0 if not pairs else SHARE if others else 1.0
+        factor = self.looks / (share or 1)
+        adjusted = holm((each and each.p_value for each in differences), factor)
+        return _Tests(
+            dict(zip(self.pairs, adjusted, strict=True)), factor * pairs, self.looks * others / (1 - share or 1)
+        )
 
     def difference(self, row: Hashable, other: Hashable) -> Difference | None:
         """Return by how much `row` exceeds `other`, or None if there are too few runs for a test."""
@@ -212,10 +198,10 @@ class Noise:
 
         times: factor by which the number of repeats is assumed to grow.
         """
-        pairs, tests = self.pairs, self._tests[0]
+        pairs, tests = self.pairs, self._tests.pairs
         if not pairs:  # the fastest row is compared with all others
             able = [name for name in self.index if self.runs(name) >= REPEATS]
-            pairs, tests = tuple((row, able[0]) for row in able[1:]), self._tests[1]
+            pairs, tests = tuple((row, able[0]) for row in able[1:]), self._tests.others
         tested = [each for pair in pairs if (each := self.difference(*pair)) is not None]
         if not tested:
             return None
@@ -224,7 +210,7 @@ class Noise:
         found = []
         for each in tested:
             freedom = each.freedom * times
-            needed = self._quantile(freedom, tests) + stdtrit(freedom, POWER)
+            needed = _quantile(freedom, tests) + stdtrit(freedom, POWER)
             size = needed * each.error / math.sqrt(times)
             found.append(_percent(size) if size < 1 else math.inf)
         middle = median(found)
@@ -233,6 +219,23 @@ class Noise:
 
 def _percent(log_ratio: float) -> float:
     return 100 * math.expm1(log_ratio)
+
+
+def _quantile(freedom: float, tests: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 1 - ALPHA / (2 * tests)))
+
+
+class _Tests(NamedTuple):
+    """The tests of a table. Bonferroni multiplies a p-value by the number of tests that share ALPHA with it."""
+
+    against: dict[Pair, float | None]
+    """The adjusted p-values of rows and their baselines."""
+    pairs: float
+    """Number by which the p-value of a row and its baseline is multiplied."""
+    others: float
+    """Number by which the p-value of another pair is multiplied."""
 
 
 class _Fit(NamedTuple):
@@ -270,12 +273,12 @@ def _looks(rows: Sequence[Row]) -> float:
     return 1 if most <= REPEATS else 2 if last else 2 * (most - REPEATS)
 
 
-def holm(p_values: Iterable[float | None]) -> list[float | None]:
-    """Adjust p-values for their number, so that all tests together hold a level (Holm 1979). None stays None."""
+def holm(p_values: Iterable[float | None], factor: float = 1.0) -> list[float | None]:
+    """Adjust p-values for their number times `factor`, so that all tests together hold a level (Holm 1979). None stays None."""
     adjusted = list(p_values)
     known = sorted((p, i) for i, p in enumerate(adjusted) if p is not None)
     least = 0.0
     for rank, (p, i) in enumerate(known):
-        least = max(least, min(1.0, (len(known) - rank) * p))
+        least = max(least, min(1.0, factor * (len(known) - rank) * p))
         adjusted[i] = least
     return adjusted

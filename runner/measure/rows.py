@@ -54,7 +54,7 @@ class Rows:
     tokens: int
     """Number of tokens trained on up to the last row, including the tokens of earlier attempts."""
     beyond_peak: bool = False
-    """Whether a step was faster than `peak` allows, so that its MFU is unknown. A CPU's peak was then measured while it was busy."""
+    """Whether a step was faster than `peak` allows, so that its MFU is unknown. The peak was measured while the CPU was busy."""
 
     def of(
         self, steps: list[Step], norms: list[float], ranks: Tensor, *, window: float, times: list[float]
