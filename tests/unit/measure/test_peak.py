@@ -33,9 +33,13 @@ def test_the_best_peak_is_kept_with_its_date(tmp_path: Path, monkeypatch: pytest
     assert again == 8e10 == device._cached_peak("fp32", CONTEXT)
     assert "peak of 0.05 TFLOP/s, measured on 2026-11-25" in remark and "measured again: 0.08 TFLOP/s" in remark
     assert device.measured_peak("fp32", CONTEXT)[0] == 8e10, "a busy machine does not lower the peak"
-    assert device.peak_remark("cpu", "fp32", CONTEXT).startswith(
-        "MFU is unknown in steps that were faster than the CPU's"
-    )
+
+
+def test_the_peak_of_a_cpu_is_measured_again_and_that_of_a_gpu_is_to_be_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "measured_peak", lambda *_: (1.0, "measured again"))
+    assert device.peak_remark("cpu", "fp32", CONTEXT) == "measured again"
     assert device.peak_remark("cuda", "bf16", CONTEXT).endswith("check hardware.peak.bf16")
 
 
