@@ -224,11 +224,12 @@ def train(
     gc.disable()  # a collection within a step would count as step time; the meter collects between steps
     try:
         for step in range(run.done + 1, recipe.steps + 1):
-            with meter.waiting_for_data():
+            with meter.waiting_for_data(), torch.no_grad():  # a batch is not kept for backward
                 batches = run.loader.next()
             lr = recipe.optimizer.lr * recipe.lr_schedule.factor(step)
             loss, grad_norm, observed = update(recipe, run.model, run.trained, run.optimizer, batches, lr)
             meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=tokens, observed=observed)
+            del batches, loss, grad_norm, observed  # otherwise they would be held during the next step
             consumed = Consumed(consumed.sequences + run.global_batch, consumed.tokens + tokens)
             stopping = step < recipe.steps and stop is not None and stop.agreed()
             if run.saver is not None and (run.saver.due(step) or stopping):
