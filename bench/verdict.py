@@ -1,42 +1,101 @@
-"""Train identical runs while another process uses the CPU. Count how often `meshrunner compare` reports that speeds differ."""
+"""Train identical runs, and runs of which one does 4% more work, while other processes use the CPU. Count right verdicts."""
 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
 
 MESHRUNNER = str(Path(sys.executable).with_name("meshrunner"))
-TRIES = 10
-TWINS = [
-    *("experiment=fsdp1_vs_fsdp2", "parallelism=fsdp2", "steps=8", "tracker=none"),
-    *("+launch.env.TWIN=a,b", "sweep.baseline=launch.env.TWIN=a"),
+ROOT = Path(__file__).parents[1]
+"""Directory from which `bench.planted` can be imported."""
+BUSY = 2
+"""Number of processes that keep a core busy meanwhile."""
+TWIN_TRIES, PLANTED_TRIES = 20, 10
+PLANTED = 0.04
+"""Additional time of a planted step."""
+ROWS = 4000
+"""Rows of the extra product in the calibration."""
+MODEL = [
+    "hardware=cpu",
+    *("launch.workers=1", "launch.threads=1", "parallelism=single"),
+    *(
+        "model.kind=bench.planted:Planted",
+        "model.dim=128",
+        "model.n_layers=2",
+        "model.ffn_dim=384",
+        "model.vocab_size=512",
+    ),
+    *("data=random", "seq_len=128", "micro_batch=2", "steps=80", "tracker=none", "sweep.devices=2"),
 ]
-"""Overrides of a sweep over two configurations, which differ only in an environment variable that no code reads."""
+"""Overrides of all runs. The two runs of a round execute at the same time, so that other processes slow both alike."""
 
 
 def verdict(folder: Path) -> None:
-    """Run the sweep TRIES times while another process keeps a core busy. Print how often `compare` finds no speed difference."""
-    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        wrong = sum(_told_apart(Path(tempfile.mkdtemp(dir=folder)) / "sweep") for _ in range(TRIES))
-    finally:
-        neighbour.kill()
-        neighbour.wait()
-    print(f"verdict: no difference between twins in {TRIES - wrong} of {TRIES} tries", flush=True)
-
-
-def _told_apart(sweep: Path) -> bool:
-    command = [MESHRUNNER, "run", "-m", *TWINS, f"hydra.sweep.dir={sweep}"]
-    subprocess.run(command, cwd=sweep.parent, capture_output=True, check=True)
-    compared = [MESHRUNNER, "compare", str(sweep), "--baseline", "launch.env.TWIN=a", "--json"]
-    rows = json.loads(subprocess.run(compared, capture_output=True, check=True).stdout)
-    found = [row for row in rows if row["speed_vs_baseline_pct"] is not None]
-    assert found and all(row["within_noise"] is not None for row in found), "nothing was tested"
+    """Count the sweeps in which `compare` finds no difference between twins, and the sweeps in which it finds a planted one."""
+    with ExitStack() as stack:
+        for _ in range(BUSY):
+            stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
+        alike = 0
+        for i in range(1, TWIN_TRIES + 1):
+            row, _ = _sweep(folder, "TWIN=a,b", 3)
+            alike += row["within_noise"]
+            print(f"twins {i}: {_said(row)}; no difference in {alike} of {i} tries", flush=True)
+        _, ratios = _sweep(folder, f"EXTRA=0,{ROWS}", 5)
+        rows = round(ROWS * PLANTED / math.expm1(fmean(ratios)))
+        print(
+            f"calibration: {ROWS} rows take {100 * math.expm1(fmean(ratios)):.1f}%, so {rows} are planted", flush=True
+        )
+        found, all_ratios = 0, list[float]()
+        for i in range(1, PLANTED_TRIES + 1):
+            row, ratios = _sweep(folder, f"EXTRA=0,{rows}", "auto")
+            all_ratios += ratios
+            found += not row["within_noise"] and row["speed_vs_baseline_pct"] < 0
+            print(f"planted {i}: {_said(row)} after {len(ratios)} rounds; found in {found} of {i} tries", flush=True)
+    error = 100 * stdev(all_ratios) / math.sqrt(len(all_ratios))
     print(
-        *(f"twin {row['speed_vs_baseline_pct']:+.1f}%{'' if row['within_noise'] else ' DIFFERENT'}" for row in found),
+        f"verdict: no difference between twins in {alike} of {TWIN_TRIES} tries; planted difference found in {found} of"
+    )
+    print(
+        f"{PLANTED_TRIES}. Planted runs took {100 * math.expm1(fmean(all_ratios)):.2f}% longer (standard error {error:.2f}%),"
+    )
+    print(
+        f"and the ratio of two runs of a round varied by {100 * stdev(all_ratios):.1f}% (standard deviation)",
         flush=True,
     )
-    return not all(row["within_noise"] for row in found)
+
+
+def _sweep(folder: Path, varied: str, repeat: int | str) -> tuple[dict[str, Any], list[float]]:
+    """
+    Run a sweep over two values of an environment variable. The first value is the baseline.
+
+    Return the second row of `compare --json`, and for each round the logarithm of the second run's CPU time over the first's.
+    """
+    sweep = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
+    baseline = f"launch.env.{varied.partition(',')[0]}"
+    command = [MESHRUNNER, "run", "-m", *MODEL, f"+launch.env.{varied}", f"sweep.repeat={repeat}"]
+    subprocess.run(
+        [*command, f"sweep.baseline={baseline}", f"hydra.sweep.dir={sweep}"], cwd=ROOT, capture_output=True, check=True
+    )
+    rows = json.loads(
+        subprocess.run([MESHRUNNER, "compare", str(sweep), "--json"], capture_output=True, check=True).stdout
+    )
+    assert rows[1]["within_noise"] is not None, "nothing was tested"
+    speeds = [
+        {run["directory"].rpartition("-")[2]: _cpu_time(Path(run["directory"])) for run in row["runs"]} for row in rows
+    ]
+    return rows[1], [math.log(speeds[1][repeat] / speeds[0][repeat]) for repeat in speeds[1]]
+
+
+def _cpu_time(run: Path) -> float:
+    return float(json.loads((run / "summary.json").read_text())["perf/cpu_time_s_median"])
+
+
+def _said(row: dict[str, Any]) -> str:
+    return f"{row['speed_vs_baseline_pct']:+.1f}%{' (within noise)' if row['within_noise'] else ''}"

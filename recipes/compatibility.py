@@ -1,8 +1,5 @@
-"""A table of the combinations of options that cannot work, with the reason and an alternative for each.
-
-The check, sweeps, documentation and tests read this table. One check is elsewhere: `Parallelism.degrees` checks that the degrees
-of parallelism fit the number of devices.
-"""
+"""A table of the combinations of options that cannot work, with the reason and an alternative for each. One check is elsewhere:
+`Parallelism.degrees` checks that the degrees of parallelism fit the number of devices."""
 
 from __future__ import annotations
 

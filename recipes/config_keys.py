@@ -43,12 +43,8 @@ def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
 
 
 def affected_by(key: str, flat: dict[str, Any]) -> Affects:
-    """
-    Return the effects of changing a key of the flat configuration `flat`.
-
-    A key that no shipped class declares, such as a key of an older version, has the effects of its section. Users' classes are
-    not imported, because reading a configuration must not run their code.
-    """
+    """Return the effects of changing a key of the flat configuration `flat`. A key that no shipped class declares has the effects
+    of its section. Users' classes are not imported, because reading a configuration must not run their code."""
     kind = flat.get(f"{key.partition('.')[0]}.kind")
     return _affected_by(key, kind if isinstance(kind, str) else "")
 

@@ -62,11 +62,8 @@ class Meter(Protocol):
         tokens: int,
         observed: Mapping[str, torch.Tensor],
     ) -> None:
-        """
-        Report that an optimizer step, counted from 1, was launched. On an accelerator, the step may still be running.
-
-        Some calls also read the metrics of all steps since the previous read. Such a call raises FloatingPointError if a loss or
-        gradient norm of these steps is not finite.
+        """Report that an optimizer step, counted from 1, was launched. On an accelerator, the step may still be running. Some
+        calls read the metrics of all steps since the previous read. They raise FloatingPointError unless all are finite.
 
         All tensors are 0-d and on the device. loss: this rank's mean token loss; grad_norm: global gradient norm before clipping;
         tokens: tokens of all ranks; observed: further metrics, keyed by name in events.jsonl, with the same keys at every step.

@@ -10,22 +10,16 @@ import difflib
 import importlib
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Flag, auto
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
-
-if TYPE_CHECKING:
-    from pydantic import GetJsonSchemaHandler
-    from pydantic.json_schema import JsonSchemaValue
-    from pydantic_core import CoreSchema
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -44,8 +38,7 @@ def shortened(value: Any, length: int = 80) -> str:
 
 
 def own_or_installed(module_name: str) -> ModuleType:
-    """
-    Import a module that the user named, preferably from the current directory.
+    """Import a module that the user named, preferably from the current directory.
 
     The current directory is last on sys.path so that its files do not shadow libraries. But then a library can shadow a
     user's module. For example, if a library installs a top-level package `recipes`, Python ignores the user's `recipes`.
@@ -65,7 +58,6 @@ def own_or_installed(module_name: str) -> ModuleType:
     return importlib.import_module(module_name)
 
 
-INT64 = 2**63 - 1
 NOT_IMPORTED = "kind_import"
 """Type of the pydantic error for a class that cannot be imported in the current directory."""
 
@@ -175,28 +167,14 @@ def chosen(base: type[Option]) -> BeforeValidator:
     return BeforeValidator(choose)
 
 
-@dataclass(frozen=True)
-class WholeNumbers(BeforeValidator):
-    """The validator that `whole` returns. It adds the accepted values to the JSON schema."""
-
-    words: tuple[str | None, ...] = ()
-    at_least: int = 1
-    at_most: int = INT64
-
-    def __get_pydantic_json_schema__(self, _: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
-        number = {"type": "integer", "minimum": self.at_least, "maximum": self.at_most}
-        others = [{"type": "null"} if word is None else {"const": word} for word in self.words]
-        return {"anyOf": [number, *others]} if others else number
-
-
-def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> WholeNumbers:
-    """
-    Return a validator that accepts whole numbers in a range, and `words`. Use: `workers: Annotated[int | Auto, whole("auto")]`.
-
-    If `words` contains None, null is accepted. `at_most` rejects probable typos that would fail late or exhaust memory.
-    """
+def whole(*words: str | None, at_least: int = 1, at_most: int = 2**63 - 1) -> BeforeValidator:
+    """Return a validator that accepts whole numbers in a range, and `words` (None: null). `at_most` rejects probable typos that
+    would fail late or exhaust memory. Use: `workers: Annotated[int | Auto, whole("auto")]`."""
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])
+    number = {"type": "integer", "minimum": at_least, "maximum": at_most}
+    others = [{"type": "null"} if word is None else {"const": word} for word in words]
+    schema = WithJsonSchema({"anyOf": [number, *others]} if others else number)
 
     def check(value: Any) -> Any:
         right = type(value) is int and value >= at_least if not isinstance(value, str | None) else value in words
@@ -206,7 +184,7 @@ def whole(*words: str | None, at_least: int = 1, at_most: int = INT64) -> WholeN
             raise PydanticCustomError("whole", f"expected at most {at_most:,}, got {shortened(value)}")
         return value
 
-    return WholeNumbers(check, words=words, at_least=at_least, at_most=at_most)
+    return BeforeValidator(check, json_schema_input_type=Annotated[Any, schema])
 
 
 Auto = Literal["auto"]

@@ -23,7 +23,8 @@ from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.determinism import compute_deterministically
 from meshrunner.recipes.errors import TooLarge
 from meshrunner.recipes.loss.base import cross_entropy
-from meshrunner.recipes.model.init_weights import Initialiser, clean_name
+from meshrunner.recipes.model.base import clean_name
+from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm
 from meshrunner.recipes.optim.optimizer import step_if_finite
@@ -50,8 +51,7 @@ Batch = tuple[Tensor, Tensor]
 def assemble(
     recipe: Recipe, mesh: DeviceMesh, device: torch.device, host_bytes: int | None = None
 ) -> tuple[nn.Module, list[Trainable], int]:
-    """
-    Build the network on the meta device, distribute it over the devices and initialise it.
+    """Build the network on the meta device, distribute it over the devices and initialise it.
 
     Return the model, its trainable parameters, and the total number of parameters of the full model. `host_bytes`: memory of
     a rank on a CPU. Raises TooLarge if it cannot hold the rank's parameters and optimizer state.
@@ -98,8 +98,7 @@ def _refuse_too_large(recipe: Recipe, network: Network, shards: int, host_bytes:
 
 
 def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> None:
-    """
-    Apply activation checkpointing to the blocks, and compile the blocks and the loss. Both change the network in place.
+    """Apply activation checkpointing to the blocks, and compile the blocks and the loss. Both change the network in place.
 
     A block with selective checkpointing (`inside_compile`) is wrapped first and then compiled, because the compiler must see the
     recomputation. A block with full checkpointing is compiled first, because compiling a wrapped block fails with 2-d layouts.
@@ -208,8 +207,7 @@ def train(
     stop_requested: Callable[[], bool] | None = None,
     host_bytes: int | None = None,
 ) -> tuple[nn.Module, int]:
-    """
-    Train up to step `recipe.steps` or until a stop is requested on any rank. If checkpoints are on, the last step is saved.
+    """Train up to step `recipe.steps` or until a stop is requested on any rank. If checkpoints are on, the last step is saved.
 
     Return the trained model and the last completed step.
 
@@ -226,11 +224,12 @@ def train(
     gc.disable()  # a collection within a step would count as step time; the meter collects between steps
     try:
         for step in range(run.done + 1, recipe.steps + 1):
-            with meter.waiting_for_data():
+            with meter.waiting_for_data(), torch.no_grad():  # a batch is not kept for backward
                 batches = run.loader.next()
             lr = recipe.optimizer.lr * recipe.lr_schedule.factor(step)
             loss, grad_norm, observed = update(recipe, run.model, run.trained, run.optimizer, batches, lr)
             meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=tokens, observed=observed)
+            del batches, loss, grad_norm, observed  # otherwise they would be held during the next step
             consumed = Consumed(consumed.sequences + run.global_batch, consumed.tokens + tokens)
             stopping = step < recipe.steps and stop is not None and stop.agreed()
             if run.saver is not None and (run.saver.due(step) or stopping):

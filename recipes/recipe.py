@@ -68,11 +68,8 @@ class Recipe(Section):
     """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to the maximum. null: no clipping."""
 
     def accumulation(self, data_ranks: int) -> tuple[int, int]:
-        """
-        Return two numbers: the sequences per step, and the micro batches that each rank processes per step.
-
-        Raise ConfigError if global_batch is not a multiple of the sequences that all ranks together process in one forward pass.
-        """
+        """Return two numbers: the sequences per step, and the micro batches that each rank processes per step. Raise ConfigError
+        if global_batch is not a multiple of the sequences that all ranks together process in one forward pass."""
         per_pass = self.micro_batch * data_ranks
         total = per_pass if self.global_batch is None else self.global_batch
         if total % per_pass:
@@ -88,11 +85,8 @@ class Recipe(Section):
         return self.model_copy(update=resolved)
 
     def resumed_from(self, record: Record) -> Self:
-        """
-        Return this recipe for a run that resumes from a checkpoint. If global_batch is null, use the checkpoint's value.
-
-        Raise ConfigError if the checkpoint holds another model or a step after the last step of this run.
-        """
+        """Return this recipe for a run that resumes from a checkpoint. If global_batch is null, use the checkpoint's value.
+        Raise ConfigError if the checkpoint holds another model or a step after the last step of this run."""
         changed = differences(record.config["model"], self.model.model_dump(mode="json"), "model")
         if lines := "".join(
             f"\n  {key}: {old!r} in the checkpoint, {new!r} now"

@@ -9,12 +9,9 @@ import torch.distributed as dist
 
 
 class StopAgreement:
-    """
-    An agreement of all ranks to stop after the same step if `requested()` is true on any rank.
-
-    After every step, a rank reads the result of the all-reduce that it started one step earlier, usually without waiting. Then
-    the rank starts the next all-reduce, over gloo. All ranks therefore stop one step after the request.
-    """
+    """An agreement of all ranks to stop after the same step if `requested()` is true on any rank. After every step, a rank reads
+    the result of the all-reduce that it started one step earlier, usually without waiting, and starts the next one, over gloo.
+    All ranks therefore stop one step after the request."""
 
     def __init__(self, requested: Callable[[], bool]) -> None:
         self.requested = requested

@@ -1,7 +1,5 @@
-"""The cache directory, and files that stay intact if the process that writes them is killed.
-
-Files are replaced atomically and verified by size and CRC-32. Only regular files are read, because reading a pipe would block.
-"""
+"""The cache directory, and files that are replaced atomically and verified by size and CRC-32. Only regular files are read,
+because reading a pipe would block."""
 
 from __future__ import annotations
 
@@ -19,10 +17,9 @@ CHUNK_BYTES = 1 << 20
 def cache_dir() -> Path:
     """Return MESHRUNNER_CACHE if set, else `meshrunner` in the user's cache directory. Raise ConfigError if it is unwritable."""
     named = os.environ.get("MESHRUNNER_CACHE")
-    folder = Path(named or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    folder = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "meshrunner")
     try:
         folder = folder.expanduser().absolute()
-        folder = folder if named else folder / "meshrunner"
         folder.mkdir(parents=True, exist_ok=True)
         why = "" if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory

@@ -11,11 +11,12 @@ import os
 import re
 import sys
 import textwrap
+import time
 from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
     from threading import Timer
     from typing import Any
@@ -66,18 +67,31 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Print `what`, the name of the work inside the context, to stderr. On a terminal, erase the name when the work ends."""
-    global _to_wipe
+def naming(what: str) -> Iterator[Callable[[int, int], None]]:
+    """
+    Print `what`, the name of the work inside the context, to stderr. On a terminal, erase the name when the work ends.
+
+    Yield a function of the finished and the total number of parts. On a terminal, it adds them and the time left to the name.
+    """
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:
             slow.doing(what)
-            yield
+            yield lambda done, total: None
         return
-    say(f"{what} ...", end="", to_stderr=True)
-    _to_wipe = True
+    began = time.monotonic()
+
+    def show(progress: str = "") -> None:
+        global _to_wipe
+        say(f"{what} ...{progress}", end="", to_stderr=True)
+        _to_wipe = True
+
+    def count(done: int, total: int) -> None:
+        left = (time.monotonic() - began) * (total - done) / done
+        show(f" {done} of {total}, about {duration(left)} left")
+
+    show()
     try:
-        yield
+        yield count
     finally:
         say("", end="", to_stderr=True)
 
@@ -184,10 +198,10 @@ def in_two_columns(rows: Iterable[tuple[str, str]], indent: int = 2) -> str:
     return "\n".join(lines)
 
 
-def paragraph(text: str, indent: int = 2) -> str:
-    """Return text with each line wrapped and indented."""
+def paragraph(text: str, indent: int = 2, width: int | None = None) -> str:
+    """Return text with each line indented and wrapped to `width` characters, by default to the width of the terminal."""
     margin = " " * indent
     return "\n".join(
-        textwrap.fill(line, columns(), initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+        textwrap.fill(line, width or columns(), initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
         for line in text.splitlines()
     )

@@ -1,8 +1,9 @@
 """
-Pictures of report pages of 4, 12, 60 and 200 rows in a real browser, and one on paper.
+Take pictures of report pages of 4, 12, 60 and 200 rows in a real browser, and one on paper.
 
     python -m tests.pages docs/pages       those that the documentation shows
     python -m tests.pages FOLDER all       every page wide and as on a phone, light and dark, and on paper
+    python -m tests.pages docs/report.png PAGE     the first charts of the page of a real sweep, for the README
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from meshrunner.runner.compare.runs import read_runs
 from tests.e2e.browser import Browser
 from tests.sweeps import GRIDS, make_sweep
 
-WIDE, PHONE = 1440, 400
+WIDE, PHONE = 1280, 390
 SHOWN = ((4, WIDE, False), (12, WIDE, True), (60, PHONE, False), (200, WIDE, False))
 """(rows, width in CSS pixels, dark) of the pictures in the documentation."""
 PRINTED = 60
@@ -53,6 +54,19 @@ def take(folder: Path, *, everything: bool) -> None:
             _with_few_colours(Image.open(file)).save(file, optimize=True)
 
 
+def take_one(file: Path, page: Path) -> None:
+    """Write the picture of a page, from its head to the losses."""
+    from PIL import Image
+
+    with tempfile.TemporaryDirectory() as scratch, Browser(Path(scratch), width=WIDE) as browser:
+        browser.open(page)
+        browser.run("document.getElementById('age').hidden = true")
+        bottom = browser.run("return document.getElementById('losses').getBoundingClientRect().bottom + 16")
+        browser.screenshot(file)
+    picture = Image.open(file)
+    _with_few_colours(picture.crop((0, 0, picture.width, round(bottom)))).save(file, optimize=True)
+
+
 def _with_few_colours(picture: Any) -> Any:
     from PIL import Image
 
@@ -61,5 +75,8 @@ def _with_few_colours(picture: Any) -> Any:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    target.mkdir(parents=True, exist_ok=True)
-    take(target, everything="all" in sys.argv[2:])
+    if target.suffix == ".png":
+        take_one(target, Path(sys.argv[2]))
+    else:
+        target.mkdir(parents=True, exist_ok=True)
+        take(target, everything="all" in sys.argv[2:])

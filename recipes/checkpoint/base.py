@@ -67,11 +67,7 @@ class DCP(Checkpoint):
 
 
 class DCPAsync(DCP):
-    """
-    The same files as `dcp`, written in the background. At each save, training waits only until the previous save has ended
-    and the new state is copied to host memory.
-
-    At its first save, every rank allocates host memory for a copy of its shards. Later saves reuse this memory.
-    """
+    """The same files as `dcp`, written in the background. At each save, training waits only until the previous save has ended
+    and the rank's shards are copied to host memory, which is allocated at the first save and then reused."""
 
     in_background: ClassVar[bool] = True

@@ -173,8 +173,7 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
-    """
-    Return the good checkpoints that a run can continue from, newest first, and a warning for each damaged checkpoint.
+    """Return the good checkpoints that a run can continue from, newest first, and a warning for each damaged checkpoint.
 
     The checkpoints are in `own`, the run's `checkpoints` directory, or in `load` if `own` has no good one. Raises ConfigError if
     `own` has a checkpoint in another format but no good one, or if `load` is given and neither directory has a good one.
@@ -231,11 +230,8 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | None:
-    """
-    Return the newest checkpoint whose checksums all match, or None to start from step 1. All ranks return the same result.
-
-    Each rank verifies its share of the files. Raises ConfigError on every rank if `load` contains no good checkpoint.
-    """
+    """Return the newest checkpoint whose checksums all match, or None to start from step 1. Each rank verifies its share of the
+    files, and all ranks return the same result. Raises ConfigError on every rank if `load` contains no good checkpoint."""
     if own is None and load is None:
         return None
     import torch

@@ -22,17 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from meshrunner.recipes.checkpoint.on_disk import (
-    METADATA,
-    TEMPORARY,
-    Consumed,
-    Record,
-    Training,
-    publish,
-    remove_leftovers,
-    step_folder,
-    write_record,
-)
+from meshrunner.recipes.checkpoint import on_disk
 from meshrunner.recipes.checkpoint.state_dict import get_state
 from meshrunner.recipes.errors import NotSaved
 from meshrunner.recipes.storage import checksum
@@ -74,7 +64,7 @@ class ChecksummedWriter(FileSystemWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
-        files = {METADATA: checksum(Path(self.path) / METADATA)}
+        files = {on_disk.METADATA: checksum(Path(self.path) / on_disk.METADATA)}
         for written in results:
             assert isinstance(written, WriteResults)
             files |= written.files
@@ -85,7 +75,7 @@ class DCPSaver:
     """The `Saver` of the options `dcp` and `dcp_async`. in_background: write files while training continues (`dcp_async`)."""
 
     def __init__(
-        self, folder: Path, training: Training, every: int, keep: int | None, *, in_background: bool = False
+        self, folder: Path, training: on_disk.Training, every: int, keep: int | None, *, in_background: bool = False
     ) -> None:
         self.folder, self.training, self.every, self.keep = folder, training, every, keep
         # A separate group, because collectives of a background save must not mix with collectives of training. The long timeout
@@ -100,7 +90,7 @@ class DCPSaver:
             self._wait()
         return step % self.every == 0 or step == self.training.steps
 
-    def save(self, step: int, consumed: Consumed) -> None:
+    def save(self, step: int, consumed: on_disk.Consumed) -> None:
         self._wait()  # the copy in the stager's memory is still being written
         writer = self._writer(step, consumed)
         state: dict[str, Any] = dict(get_state(self.training.model, self.training.optimizer))
@@ -123,16 +113,16 @@ class DCPSaver:
             with self._explained(step):
                 future.result()
 
-    def _writer(self, step: int, consumed: Consumed) -> ChecksummedWriter:
+    def _writer(self, step: int, consumed: on_disk.Consumed) -> ChecksummedWriter:
         """Return a writer. When all shards are written, it writes checkpoint.json and gives the checkpoint its final name."""
         if not self.folder.is_dir():  # DCP would create the directory again
             raise NotSaved(
                 f"the checkpoint of step {step} could not be written: the directory {self.folder} was moved or removed"
             )
-        training, temporary = self.training, self.folder / f"{TEMPORARY}{step_folder(step)}"
+        training, temporary = self.training, self.folder / f"{on_disk.TEMPORARY}{on_disk.step_folder(step)}"
 
         def complete(files: dict[str, tuple[int, int]]) -> None:
-            record = Record(
+            record = on_disk.Record(
                 step=step,
                 tokens=consumed.tokens,
                 sequences=consumed.sequences,
@@ -143,8 +133,8 @@ class DCPSaver:
                 config=training.config,
                 files=dict(sorted(files.items())),
             )
-            write_record(temporary, record)
-            publish(temporary, self.folder / step_folder(step), self.keep)
+            on_disk.write_record(temporary, record)
+            on_disk.publish(temporary, self.folder / on_disk.step_folder(step), self.keep)
 
         return ChecksummedWriter(temporary, complete, on_host=self.stager is not None)
 
@@ -155,7 +145,7 @@ class DCPSaver:
             yield
         except CheckpointException as error:
             if dist.get_rank() == 0:
-                remove_leftovers(self.folder)
+                on_disk.remove_leftovers(self.folder)
             rank, (cause, _) = next(iter(error.failures.items()))
             why = str(cause) if isinstance(cause, NotSaved) else f"{type(cause).__name__}: {cause}"
             raise NotSaved(

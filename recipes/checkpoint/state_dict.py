@@ -1,5 +1,4 @@
-"""
-Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors. Load checkpoints of runs with any sharding.
+"""Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors. Load checkpoints with any sharding.
 
 With FSDP1 and tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
 `_UnevenShards` corrects this, but only for parameters. Therefore an optimizer tensor is read by copying it into its parameter and
@@ -8,31 +7,22 @@ reading the parameter. An optimizer tensor is set by setting its parameter and c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict import (
-    _init_optim_state,
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 
+from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.model.init_weights import clean_name
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
+from meshrunner.recipes.model.base import clean_name
 
 State = dict[str, dict[str, Any]]
 """`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are parameter names of the unwrapped network."""
@@ -42,7 +32,7 @@ def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Return the state of a model and optimizer, in tensors into which a checkpoint can be loaded. All ranks must call this."""
     if patch_if_needed(model):
         return _get_fsdp1_state(model, optimizer)
-    model_state, optimizer_state = get_state_dict(model, optimizer)
+    model_state, optimizer_state = dcp.get_state_dict(model, optimizer)
     by_parameter = optimizer_state["state"]
     assert isinstance(by_parameter, dict)
     return {"model": model_state, "optimizer": by_parameter}
@@ -55,7 +45,7 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
         return
     names = {parameter: clean_name(name) for name, parameter in model.named_parameters()}
     groups = [group | {"params": [names[each] for each in group["params"]]} for group in optimizer.param_groups]
-    set_state_dict(
+    dcp.set_state_dict(
         model,
         optimizer,
         model_state_dict=state["model"],
@@ -87,7 +77,7 @@ def patch_if_needed(model: nn.Module) -> bool:
 
 def _get_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     trained = _trained(model, optimizer)
-    _init_optim_state(optimizer)
+    dcp._init_optim_state(optimizer)
     optimizer_state: State = {name: {} for name in trained}
     scalars, tensors = _state_keys(optimizer)
     for key in scalars:
@@ -100,13 +90,13 @@ def _get_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Stat
             for parameter in trained.values():
                 if parameter.numel():
                     parameter.data.copy_(optimizer.state[parameter][key])
-            for name, value in get_model_state_dict(model).items():
+            for name, value in dcp.get_model_state_dict(model).items():
                 if name in trained:
                     optimizer_state[name][key] = value
     finally:
         for parameter, value in before.items():
             parameter.data.copy_(value)
-    return {"model": get_model_state_dict(model), "optimizer": optimizer_state}
+    return {"model": dcp.get_model_state_dict(model), "optimizer": optimizer_state}
 
 
 def _set_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
@@ -114,7 +104,7 @@ def _set_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: 
     scalars, tensors = _state_keys(optimizer)
     for key in tensors:
         values = {name: state["optimizer"].get(name, {}).get(key, value) for name, value in state["model"].items()}
-        set_model_state_dict(model, values)
+        dcp.set_model_state_dict(model, values)
         for parameter in trained.values():
             if parameter.numel():
                 optimizer.state[parameter][key].copy_(parameter.data)
@@ -122,7 +112,7 @@ def _set_fsdp1_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: 
         for key in scalars:
             if key in optimizer.state[parameter]:
                 optimizer.state[parameter][key].copy_(state["optimizer"][name][key])
-    set_model_state_dict(model, state["model"])
+    dcp.set_model_state_dict(model, state["model"])
 
 
 def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:

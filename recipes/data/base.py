@@ -33,12 +33,8 @@ class Sequences(Protocol):
         """Wait for `count` sequences and return them, [count, seq_len + 1]. Raises RuntimeError if no process packs them."""
 
     def describe(self) -> dict[str, Any]:
-        """
-        Return a description of the data for the run record, as JSON values.
-
-        Keys include `tokenizer_hash`, `corpus_hash` (of all packed text) and `beginning_hash` (of the first tokens, always packed
-        before training begins). `different_data` compares `corpus_hash` if both texts are `complete`, else `beginning_hash`.
-        """
+        """Return a description of the data for the run record, as JSON values. Keys include `tokenizer_hash`, `corpus_hash` (of
+        all packed text) and `beginning_hash` (of the first tokens, which are always packed before training begins)."""
 
 
 def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

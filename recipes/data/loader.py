@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 
 
 class Loader:
-    """
-    Loader of one data-parallel rank. A thread reads the sequences of the next step during the current step.
+    """Loader of one data-parallel rank. A thread reads the sequences of the next step during the current step.
 
     Step s = 1, 2, ... trains on sequences (s - 1) * global_batch to s * global_batch - 1, cut into `ranks` equal slices. Rank r
-    splits slice r into consecutive micro batches. `shift` is added to every sequence index. It is nonzero if the run was resumed
-    with a different global batch size.
+    splits slice r into consecutive micro batches. A run resumed with another global batch size adds `shift` to every index.
     """
 
     def __init__(

@@ -21,8 +21,7 @@ PRODUCER_TIMEOUT_S = 10.0
 
 
 class PackedSequences:
-    """
-    Shuffled sequences of a cache entry. An epoch is one pass over all data. Each epoch shuffles the sequences of each block anew.
+    """Shuffled sequences of a cache entry. An epoch is one pass over all data. Each epoch shuffles each block's sequences anew.
 
     With S = shuffle, block b holds sequences b * S to b * S + S - 1, shuffled by (seed, epoch, b). If shuffle is None, all data
     is one block. A block is available when its tokens are packed. Sequence k, before shuffling, is tokens[k * L : k * L + L + 1]

@@ -78,7 +78,8 @@ class PackedText(Data):
             if self.tokenizer is not None:
                 self._check_vocabulary(len(tokenizers.load_tokenizer(*self._model(spec))), spec)
             return True
-        self._check(progress, spec)
+        self._check_vocabulary(progress.vocab, spec)
+        check_length(progress, spec.seq_len)
         return not progress.complete
 
     def produce(self, spec: DataSpec) -> None:
@@ -99,7 +100,8 @@ class PackedText(Data):
             return False
         if progress.error and not written:
             raise ConfigError(progress.error)
-        self._check(progress, spec)
+        self._check_vocabulary(progress.vocab, spec)
+        check_length(progress, spec.seq_len)
         return progress.complete or (self.shuffle is not None and progress.tokens > self.shuffle * spec.seq_len)
 
     def open(self, spec: DataSpec) -> Sequences:
@@ -129,10 +131,6 @@ class PackedText(Data):
                 f"model.vocab_size({spec.vocab_size}) is smaller than the tokenizer's vocabulary, {key}({vocab}); "
                 "raise model.vocab_size or choose a smaller tokenizer"
             )
-
-    def _check(self, progress: PackProgress, spec: DataSpec) -> None:
-        self._check_vocabulary(progress.vocab, spec)
-        check_length(progress, spec.seq_len)
 
     def _model(self, spec: DataSpec) -> tuple[bytes, str]:
         """Read or train the tokenizer's model. Return its bytes and the name by which messages refer to it."""
@@ -208,11 +206,8 @@ def pack(
 
 
 def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[list[str], int, Position]]:
-    """
-    Group texts into lists of about BATCH_CHARACTERS characters, without empty texts.
-
-    Yield each list, the number of empty texts that were left out of it, and the position after it.
-    """
+    """Group texts into lists of about BATCH_CHARACTERS characters. Yield each list, the number of empty texts that were left out
+    of it, and the position after it."""
     batch: list[str] = []
     size = empty = 0
     position: Position = {}

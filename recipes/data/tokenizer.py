@@ -1,7 +1,5 @@
 """Train sentencepiece tokenizers (BPE with byte fallback) on the training text, and load tokenizers from files.
-
-Decoding restores the original text with one exception: U+2581 becomes a space, because sentencepiece marks spaces with it.
-"""
+Decoding restores the original text with one exception: U+2581 becomes a space, because sentencepiece marks spaces with it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The `loss` group. Its options compute next-token cross entropy from the last hidden state and the output projection.
-
-The model's forward calls the loss function, so that FSDP has gathered the projection's weight when the loss uses it.
-"""
+The model's forward calls the loss function, so that FSDP has gathered the projection's weight when the loss uses it."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ class PlainLoss(Loss):
 
 class ChunkedLoss(Loss):
     """Cross entropy computed in chunks of tokens. Backward recomputes the logits, so memory holds the logits of only one chunk.
-
-    The projection's gradient is accumulated over the chunks in fp32 and then reduced over ranks once.
-    """
+    The projection's gradient is accumulated over the chunks in fp32 and then reduced over ranks once."""
 
     tokens: Count
     """Tokens per chunk on one device. A chunk has the same positions, at least one, of all `micro_batch` sequences."""

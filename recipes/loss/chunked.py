@@ -1,8 +1,5 @@
-"""Compute the output projection and the cross entropy chunk by chunk, in a single call of the projection module.
-
-FSDP gathers a module's weight before each call and reduces the weight's gradient after each backward. One call per chunk would
-repeat the all-gather and the reduction for every chunk.
-"""
+"""Compute the output projection and the cross entropy chunk by chunk, in a single call of the projection module. With one call
+per chunk, FSDP would gather the module's weight and reduce the weight's gradient once per chunk."""
 
 from __future__ import annotations
 
@@ -67,8 +64,7 @@ def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
 
 
 def summed_in_chunks(weight: Tensor, summed: SummedLoss, hidden: Tensor, targets: Tensor, tokens: int) -> Tensor:
-    """
-    Return the sum of the token losses. Forward computes and frees the logits of each chunk; backward computes them again.
+    """Return the sum of the token losses. Forward computes and frees the logits of each chunk; backward computes them again.
 
     The weight's gradient is accumulated over the chunks in fp32, because bf16 would round every addition.
     weight: [vocab, dim], or this rank's rows of the weight; hidden: [batch, seq, dim]; targets: [batch, seq].

@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
 
 
+WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+"""Prefixes that FSDP1, activation checkpointing and torch.compile add to parameter names."""
+
+
+def clean_name(name: str) -> str:
+    """Return a parameter's or module's name in the unwrapped network. name: may contain prefixes that wrappers add."""
+    name = f"{name}."
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.").removesuffix(".")  # DDP adds `module.`
+
+
 class Flops(NamedTuple):
     """Floating-point operations per token, forward and backward, as defined in `Model.flops_per_token`."""
 

@@ -54,8 +54,7 @@ class Experts(Section):
     route_scale: float = Field(default=1.0, gt=0)
     """Factor by which the weights of a token's experts are multiplied."""
     balance: Literal["bias", "sequence_loss", "none"] = "bias"
-    """
-    Method that balances the load of experts.
+    """Method that balances the load of experts.
 
     bias: add a bias to the scores when choosing experts. After each step, the bias rises for experts that had too few tokens and
     falls for experts that had too many (Wang et al. 2024). sequence_loss: add an auxiliary loss, computed per sequence, to the
@@ -134,8 +133,7 @@ class Decoder(Model):
                 yield names[parameter], network.active_elements(names[parameter])
 
     def flops_per_token(self, seq_len: int) -> Flops:
-        """
-        Return 6 x parameters + 12 x layers x heads x head_dim x sequence length (Chowdhery et al. 2022, PaLM, appendix B).
+        """Return 6 x parameters + 12 x layers x heads x head_dim x sequence length (Chowdhery et al. 2022, PaLM, appendix B).
 
         The 6 FLOPs of a weight are 2 in forward, 2 for the gradient of the input and 2 for the weight's gradient (Kaplan et al.
         2020, section 2.1). A frozen weight needs no gradient. Backward does not reach weights before the first trained one.

@@ -15,17 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.model.network import Initial, Network
-
-WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
-"""Prefixes that FSDP1, activation checkpointing and torch.compile add to parameter names."""
-
-
-def clean_name(name: str) -> str:
-    """Return a parameter's name in the unwrapped network. name: may contain prefixes that wrappers add."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name.removeprefix("module.")  # DDP
 
 
 def parameter_seed(seed: int, name: str) -> int:
@@ -62,7 +53,7 @@ class Initialiser:
 
     def param_init_fn(self) -> Callable[[nn.Module], None]:
         """Return FSDP1's `param_init_fn`, which materialises one module of the network without its submodules."""
-        names = {module: clean_name(f"{name}.").strip(".") for name, module in self.network.named_modules()}
+        names = {module: clean_name(name) for name, module in self.network.named_modules()}
         # A tied parameter is listed once, under its first name.
         own = {clean_name(name) for name, _ in self.network.named_parameters()}
 

@@ -32,8 +32,7 @@ class Network(nn.Module):
     observed: Mapping[str, Tensor] = MappingProxyType({})
     """Sums of metrics over the forward passes of the current step, 0-d, fp32, keyed by the metrics' names in events.jsonl."""
     loss: LossFunction
-    """
-    The loss function of the `loss` option, set before training. Given targets, `forward` calls it instead of the projection:
+    """The loss function of the `loss` option, set before training. Given targets, `forward` calls it instead of the projection:
 
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
@@ -118,8 +117,7 @@ class Loads:
 
     @torch.no_grad()
     def balance(self, finite: Tensor) -> dict[str, Tensor]:
-        """
-        Sum token counts over ranks, update the experts' biases, reset the counts. Return metrics (0-d, fp32), equal on all ranks.
+        """Sum token counts over ranks, update the experts' biases, reset the counts. Return metrics (0-d, fp32) of all ranks.
 
         An expert's load is its token count. Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664,
         algorithm 1). If `finite` (0-d, bool) is false, biases stay unchanged. A block's violation is

@@ -17,16 +17,8 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension (Zhang and Sennrich 2019)."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+class RMSNorm(nn.RMSNorm):
+    """torch's RMSNorm (Zhang and Sennrich 2019), with a tensor-parallel style."""
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
         """Return SequenceParallel if the sequence is sharded, else no style. Each rank then has the weight's full gradient."""
@@ -36,8 +28,7 @@ class RMSNorm(nn.Module):
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """
-    Return the angle, in radians per position, by which each pair of elements is rotated: [head_dim / 2], fp32, on the CPU.
+    """Return the angle, in radians per position, by which each pair of elements is rotated: [head_dim / 2], fp32, on the CPU.
 
     The order of operations is that of transformers' `_compute_llama3_parameters`, because rounding matters. At position 8,000,
     a change in the last bit of a frequency near 1 changes the angle by half a thousandth of a radian.
@@ -65,8 +56,7 @@ def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling |
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """
-    Rotate each pair of elements (i, i + head_dim / 2) of a head by the angle of the token's position (Su et al. 2021), in fp32.
+    """Rotate each pair of elements (i, i + head_dim / 2) of a head by the angle of its position (Su et al. 2021), in fp32.
 
     The transformers library pairs the same elements. Llama's original code pairs adjacent elements. The two conventions
     differ only in the order of the query and key weights' rows. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.

@@ -1,8 +1,5 @@
-"""The global gradient norm on any mesh, and gradient clipping.
-
-torch's `clip_grad_norm_` rejects parameters on different meshes, and mixtures of DTensor and Tensor. FSDP1's version reduces
-over only one mesh dimension.
-"""
+"""The global gradient norm on any mesh, and gradient clipping. torch's `clip_grad_norm_` rejects parameters on different meshes,
+and mixtures of DTensor and Tensor. FSDP1's version reduces over only one mesh dimension."""
 
 from __future__ import annotations
 
@@ -32,13 +29,12 @@ def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
 
 @torch.no_grad()
 def global_norm(trained: Sequence[Trainable], device: torch.device | None = None) -> Tensor:
-    """
-    Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank.
+    """Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank. All ranks must pass the same parameters.
 
     The norm is accumulated in fp64. The rounding error of an fp32 sum on a CPU (relative error 2e-6) depends on how gradients are
     sharded. Clipping by such a sum would be the only difference between the results of FSDP1 and FSDP2.
 
-    All ranks must call this with the same parameters. device: where the all-reduce runs; default: the parameters' device.
+    device: where the all-reduce runs; default: the parameters' device.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:

@@ -1,8 +1,4 @@
-"""The `parallelism` group: ways to distribute a model over devices. Each kind, such as FSDP2, is a subclass of `Parallelism`.
-
-The wrap plan divides a model into units, usually blocks. FSDP all-gathers the parameters and reduces the gradients of
-one unit at a time.
-"""
+"""The `parallelism` group: ways to distribute a model over devices. Each kind, such as FSDP2, is a subclass of `Parallelism`."""
 
 from __future__ import annotations
 
@@ -156,11 +152,8 @@ class Parallelism(Option):
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
-        """
-        Distribute a network over the mesh's data-parallel dimensions, move it from meta to the device, and initialise it.
-
-        The network is already split over `tensor` or `expert` devices. Return the model to train: the network or its wrapper.
-        """
+        """Distribute a network, already split over `tensor` or `expert` devices, over the mesh's data-parallel dimensions. Move
+        it from meta to the device, and initialise it. Return the model to train: the network or its wrapper."""
 
     def mixes_dtypes(self) -> bool:
         """Return whether some parameters can be used in fp32 and others in a lower precision. See `Network.stays_fp32`."""
@@ -216,11 +209,8 @@ class Parallelism(Option):
     def shard_groups(
         self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]
     ) -> tuple[ProcessGroup, ...]:
-        """
-        Return the process groups whose ranks hold different shards of a parameter.
-
-        The parameter belongs to the model that `apply` returned. split: names of the parameters that tensor parallelism split.
-        """
+        """Return the process groups whose ranks hold different shards of a parameter of the model that `apply` returned. split:
+        names of the parameters that tensor parallelism split."""
         from torch.distributed.tensor import DTensor
 
         if not isinstance(parameter, DTensor):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.option import whole
 from meshrunner.recipes.parallelism.base import Degrees, Parallelism
 from meshrunner.recipes.parallelism.buffers.placement import PLANS, Schedule, predicted
@@ -128,8 +129,6 @@ class FSDP2(Parallelism):
 
     def _own_dtypes(self, network: Network) -> dict[str, Any]:
         """Return the MixedPrecisionPolicy argument that keeps parameters in fp32; {} if none needs it or torch lacks it."""
-        from meshrunner.recipes.model.init_weights import clean_name
-
         fp32 = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
         if not fp32 or not self.mixes_dtypes():
             return {}
@@ -137,8 +136,6 @@ class FSDP2(Parallelism):
 
     def _prefetch(self, model: nn.Module, network: Network) -> None:
         from torch.distributed.fsdp import FSDPModule
-
-        from meshrunner.recipes.model.init_weights import clean_name
 
         # With expert parallelism the host waits for the exchanged tokens in every block, so it does not run ahead by itself.
         depth = self.prefetch or int(self.expert > 1)
@@ -200,8 +197,6 @@ class FSDP2(Parallelism):
 def stack_placement(network: Network, mesh: DeviceMesh) -> Callable[[nn.Parameter], Any] | None:
     """Return the `shard_placement_fn` for `fully_shard` that shards stacks of expert matrices, or None if there are no stacks."""
     from torch.distributed.tensor import DTensor, Shard
-
-    from meshrunner.recipes.model.init_weights import clean_name
 
     stacks = {parameter for name, parameter in network.named_parameters() if network.is_stack(clean_name(name))}
     if not stacks:

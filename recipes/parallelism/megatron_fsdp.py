@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.option import whole
 from meshrunner.recipes.parallelism.base import Degrees, Parallelism
 from meshrunner.recipes.parallelism.mesh import named_mesh, replicas
@@ -101,12 +102,8 @@ class MegatronFSDP(Parallelism):
         import torch
         from torch import distributed as dist
 
-        from meshrunner.recipes.model.init_weights import clean_name
-
         network, device = initialiser.network, initialiser.device
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # Transformer Engine and Apex, which are optional, may be missing
+        with warnings.catch_warnings(action="ignore"):  # of missing packages that are optional, such as Apex
             from megatron_fsdp import MixedPrecisionPolicy, fully_shard_model
 
         # The package computes in the dtype of each parameter. If that is below fp32, the optimizer updates an fp32 copy.
@@ -164,8 +161,7 @@ class MegatronFSDP(Parallelism):
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
-        """
-        Return approximately how many bytes are gathered and reduced for one unit in one step.
+        """Return approximately how many bytes are gathered and reduced for one unit in one step.
 
         With `zero` 1 and 2, the estimate is too high for the unit that is called last: it is gathered once, not twice. The
         estimate can be too low, because it ignores the padding of buckets and the larger size of parameters that stay in fp32.
@@ -248,8 +244,7 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
 
 @contextmanager
 def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) -> Iterator[None]:
-    """
-    Let megatron-fsdp allocate the parameters of a meta-device network within this context, without initialising them.
+    """Let megatron-fsdp allocate the parameters of a meta-device network within this context, without initialising them.
 
     If `unit_by_unit` is true, the package allocates one module at a time, so a device never holds more than one unsharded unit.
     The package then calls the module's `reset_parameters`. Within the context, this method only ties shared parameters.
@@ -287,8 +282,6 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
 def initialise(wrapped: Any, initialiser: Initialiser) -> None:
     """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse would round the masters."""
     import torch
-
-    from meshrunner.recipes.model.init_weights import clean_name
 
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():

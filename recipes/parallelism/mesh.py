@@ -1,8 +1,5 @@
-"""
-The device mesh, and tensor and expert parallelism. The mesh has one dimension for each degree above 1, such as `tensor: 2`.
-
-Tensor and sequence parallelism: Shoeybi et al. 2019, Korthikanti et al. 2022.
-"""
+"""The device mesh, with one dimension for each degree above 1, and tensor parallelism (Shoeybi et al. 2019), sequence parallelism
+(Korthikanti et al. 2022) and expert parallelism."""
 
 from __future__ import annotations
 

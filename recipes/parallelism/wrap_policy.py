@@ -88,8 +88,7 @@ class Wrap(Option):
 
 
 class Blocks(Wrap):
-    """
-    The embedding, each block and the output projection are units. The final norm belongs to the root unit.
+    """The embedding, each block and the output projection are units. The final norm belongs to the root unit.
 
     A separate unit for the output projection saves time: forward starts before the projection is gathered, and the gradient of
     the projection is reduced during the backward of the blocks. If embedding and projection are tied, they belong to the root.
@@ -228,11 +227,8 @@ def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
 
 
 def top_modules(network: Network) -> list[str]:
-    """
-    Return the names of the blocks, and of the outermost other modules that have a matrix, such as the embedding.
-
-    The order is that of `named_modules`. A module is left out if it contains a block or shares parameters with outside modules.
-    """
+    """Return the names of the blocks, and of the outermost other modules that have a matrix, such as the embedding, in the order
+    of `named_modules`. A module is left out if it contains a block or shares parameters with outside modules."""
     blocks, shared = set(network.block_names()), parameters_shared_outside(network)
     around_blocks = {parent for name in blocks for parent in accumulate(name.split(".")[:-1], "{}.{}".format)}
     found: list[str] = []

@@ -96,9 +96,7 @@ class FP32(Precision):
 
 class BF16(Precision):
     """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32.
-
-    `parallelism=single` and `ddp` keep fp32 parameters and use autocast: only matmuls and attention run in bf16.
-    """
+    `parallelism=single` and `ddp` keep fp32 parameters and use autocast: only matmuls and attention run in bf16."""
 
     compute: ClassVar[str] = "bf16"
 

@@ -93,10 +93,7 @@ _COMMANDS = (
         (),
         (
             Flag(("--json",), "print a JSON object, or with -m a list of objects"),
-            Flag(
-                ("--active",),
-                "predict what the allocator reserves only if the memory of tensors does not decide (faster)",
-            ),
+            Flag(("--active",), "predict only the memory of tensors (faster), not what the allocator reserves"),
             Flag(("--max",), "find the largest value of KEY that fits (single runs only)", "KEY"),
             Flag(("--html",), "also write a page that shows memory over a step (single runs only)", "FILE", "file"),
             MULTIRUN,
@@ -141,6 +138,13 @@ _COMMANDS = (
             ),
             Flag(("--sort",), "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
             Flag(("--top",), "only the first N rows by --sort, by default the fastest", "N", "number"),
+            Flag(
+                ("--fail-if",),
+                "exit with 3 if a tested difference is beyond this bound (repeatable): 'speed<-5%', 'peak_rss_gib>+2%', loss",
+                "RULE",
+                repeats=True,
+            ),
+            Flag(("--strict",), "with --fail-if: also exit with 3 if a difference is not decided"),
             Flag(("--markdown",), "print the table for a pull request", exclusive=True),
             Flag(("--json",), "print a JSON list of rows with unrounded figures", exclusive=True),
             Flag(("--csv",), "print the rows as CSV", exclusive=True),
@@ -152,7 +156,9 @@ _COMMANDS = (
             "compare sweeps/layouts",
             "compare sweeps/layouts --baseline parallelism=fsdp1 --markdown",
             "compare runs/2026-11-02 --where model=llama_tiny --sort mfu --top 5",
+            "compare sweeps/main sweeps/branch --fail-if 'speed<-5%' --fail-if loss",
         ),
+        found_if="a rule of --fail-if fails",
     ),
     Command(
         "ls",

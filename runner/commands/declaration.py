@@ -69,7 +69,8 @@ class Command:
     A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`.
 
     A verb that takes Hydra overrides accepts overrides or `arguments`, but not both. fails_if: the reason for exit status 1;
-    empty if the verb never returns 1. executes: whether the verb writes run directories instead of only printing results.
+    empty if the verb never returns 1. found_if: likewise for exit status 3, of checks. executes: whether the verb writes run
+    directories instead of only printing results.
     """
 
     def __init__(
@@ -83,10 +84,12 @@ class Command:
         description: str = "",
         examples: tuple[str, ...] = (),
         fails_if: str = "",
+        found_if: str = "",
         executes: bool = False,
     ) -> None:
         self.verb, self.room, self.summary, self.description, self.examples = verb, room, summary, description, examples
-        self.arguments, self.own_options, self.fails_if, self.executes = arguments, own_options, fails_if, executes
+        self.arguments, self.own_options = arguments, own_options
+        self.fails_if, self.found_if, self.executes = fails_if, found_if, executes
         self.module = f"meshrunner.runner.verbs.{room}.{verb}"
         self.options = (*own_options, HELP)
         self.overrides = any(option.hydra for option in own_options)

@@ -30,7 +30,7 @@ def overview() -> str:
             "groups and keys. `meshrunner --version` prints the versions of meshrunner, torch and Python.",
             0,
         ),
-        _exit_statuses({0: ENDED, 1: "a run failed", 2: WRONG} | STOPPED),
+        _exit_statuses({0: ENDED, 1: "a run failed", 2: WRONG, 3: "a check found a change"} | STOPPED),
     ]
     return "\n\n".join(parts)
 
@@ -53,6 +53,7 @@ def describe(command: Command) -> str:
         ended = {0: ENDED, 1: command.fails_if, 2: WRONG} | STOPPED
     else:
         ended = {0: "success", 1: command.fails_if, 2: WRONG if command.overrides else "the arguments are wrong"}
+        ended |= {3: command.found_if}
     parts.append(_exit_statuses(ended))
     return "\n\n".join(parts)
 

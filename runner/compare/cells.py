@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -42,19 +42,24 @@ def columns(comparison: Comparison) -> list[Column]:
         found.append(Column("state", [row.state for row in rows]))
     found.append(Column("parameters", _parameters(rows)))
     for figure in table_figures():
-        found.append(Column(figure.heading, [figure.cell(row.summaries) for row in rows]))
+        found.append(Column(figure.heading, [figure.cell(row.summaries) for row in rows], figure == comparison.speed))
         if comparison.baseline and figure == comparison.speed:
-            found.append(Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against]))
+            found.append(Column(f"vs {comparison.baseline[1]}", [_delta(each) for each in comparison.against], True))
         if figure == WPS:
             scaling = ["" if each is None else f"{each:.1f}%" for each in comparison.scaling]
             found.append(Column("scaling", scaling))
     if comparison.baseline:
         verdicts = ["" if each is None else str(each.verdict) for each in comparison.against]
-        found.append(Column(f"loss vs {comparison.baseline[1]}", verdicts))
+        found.append(Column(f"loss vs {comparison.baseline[1]}", verdicts, True))
     if len({len(row.runs) for row in rows}) > 1:
         found.append(Column("runs", [str(len(row.runs)) for row in rows]))
     found.append(Column("measured", [_measured_from(row) for row in rows]))
     return [*named, *(column for column in found if any(column.cells))]
+
+
+def row_label(comparison: Comparison, row: Row) -> str:
+    """Return the name of a row, followed by its state unless it completed: `full fsdp2 (oom)`."""
+    return comparison.name(row) + (f" ({row.state})" if row.state != "completed" else "")
 
 
 def _parameters(rows: Sequence[Row]) -> list[str]:
@@ -86,16 +91,11 @@ def legend(comparison: Comparison) -> Iterator[str]:
         yield f"~ within noise: tests of the runs' {comparison.speed.title} at {ALPHA:.0%} for the whole table (Holm)"
     if None in tested:
         yield f"not tested: a test for noise needs {REPEATS} completed runs on each side"
-    if (visible := comparison.smallest_visible()) is not None:
-        repeats, more = comparison.repeats, comparison.smallest_visible(times=2)
+    if (visible := comparison.noise.visible()) is not None:
+        repeats, more = comparison.repeats, comparison.noise.visible(times=2)
         yield f"differences of {visible:.1f}% and more would have shown; {2 * repeats} repeats would show {more:.1f}%"
-    if any(each.other == "batch" for each in against):
-        found = [row.runs[0].workload["batch"] for row in (*comparison.rows, *(each.row for each in against))]
-        batches = sorted({batch for batch in found if isinstance(batch, int) and batch > 0})
-        yield (
-            f"other batch: the global batch is {first_of([*map(str, batches)], LISTED)} sequences, which affects the speed; "
-            f"global_batch={math.lcm(*batches)} makes it equal in all rows"
-        )
+    compared = [row.runs[0] for row in comparison.every_row]
+    yield from other_workloads({each.other for each in against}, compared)
     if tested and comparison.speed.key != WPS.key:
         title = comparison.speed.title
         yield f"on CPUs, speeds are compared by {title}, because other processes distort wall-clock time"
@@ -122,6 +122,19 @@ def legend(comparison: Comparison) -> Iterator[str]:
         yield "a row of several runs shows their median, their lowest p10 and highest p90, and their highest peaks"
     completed = [run for row in comparison.rows for run in row.completed]
     yield from dict.fromkeys(filter(None, map(_few_steps, completed)))
+
+
+def other_workloads(parts: set[str], runs: Iterable[Run]) -> Iterator[str]:
+    """Yield a line for each mark of OTHER in a table of `runs`, with the remedy. `parts`: the values of `Against.other`."""
+    for part in sorted(parts & {"model", "seq_len"}):
+        yield f"{OTHER[part]}: speeds of rows that differ in {part} cannot be compared; give {part} one value"
+    if "batch" in parts:
+        found = [run.workload["batch"] for run in runs]
+        batches = sorted({batch for batch in found if isinstance(batch, int) and batch > 0})
+        yield (
+            f"{OTHER['batch']}: the global batch is {first_of([*map(str, batches)], LISTED)} sequences, which affects the "
+            f"speed; global_batch={math.lcm(*batches)} makes it equal in all rows"
+        )
 
 
 def _few_steps(run: Run) -> str:

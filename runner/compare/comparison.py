@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
 from meshrunner.recipes.config_keys import flatten, same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
-from meshrunner.runner.compare.keys import Keys, first_of, row_name, text
-from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise, holm, noise_of
+from meshrunner.runner.compare.keys import DIRECTORY, Keys, first_of, row_name, text
+from meshrunner.runner.compare.noise import ALPHA, Noise, noise_of
 from meshrunner.runner.compare.parity import Parity, verdict
 from meshrunner.runner.compare.runs import Row, Run, read_runs
 from meshrunner.runner.console import warn
@@ -26,6 +26,8 @@ MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
 """Keys that determine the number of devices. Rows that differ only in these keys show how a layout scales."""
 
+NO_BASELINE = "no row is equal in all other varying keys"
+"""Reason why a row is compared with no other row."""
 LISTED = 8
 """Largest number of keys that a remark names."""
 
@@ -40,6 +42,8 @@ class Gain:
     """The p-value, adjusted for the number of tests of this figure in the table; None if the difference is not tested."""
     repeats: int
     """Number of completed runs with a known value: the row's number or the baseline's number, whichever is smaller."""
+    interval: tuple[float, float] | None = None
+    """The percentages between which the difference lies; None if it is not tested. All intervals of a table hold at 95%."""
 
     @property
     def within_noise(self) -> bool | None:
@@ -54,7 +58,7 @@ class Against:
     """The baseline."""
     speed: Gain
     further: dict[str, Gain]
-    """The gains in peak memory and in the time to the first step, by `Figure.key`."""
+    """The gains in peak memory, in the time to the first step and in the figures that the user named, by `Figure.key`."""
     verdict: Parity
     other: str = ""
     """Part of `Run.workload` in which the row differs from its baseline: `model`, `seq_len` or `batch`; empty if in none."""
@@ -76,8 +80,12 @@ class Comparison:
     remarks: list[str]
     scaling: list[float | None] = field(default_factory=list)
     """WPS of each row in percent of the WPS of its reference row, which `_scaling` selects. None if unknown."""
-    noise: Noise = field(default_factory=lambda: Noise({}), repr=False)
-    """The noise of the speeds."""
+    noises: dict[str, Noise] = field(default_factory=dict, repr=False)
+    """The noise of each tested figure, by `Figure.key`."""
+    memory: Figure | None = None
+    """The figure by which memory is compared."""
+    every_row: list[Row] = field(default_factory=list, repr=False)
+    """The rows before a selection."""
     selection: str = ""
     """Description of the selected rows, such as `12 of 60 rows (parallelism=fsdp2)`; empty if nothing was selected."""
 
@@ -90,27 +98,29 @@ class Comparison:
         """The largest number of runs that a row has with a known speed."""
         return max((len(row.measured(self.speed)) for row in self.rows), default=0)
 
-    def smallest_visible(self, times: int = 1) -> float | None:
-        """Return the difference in speed, in percent, that tests detect; None if nothing is tested. `times`: as in `Noise`."""
-        pairs = [(row.key, to.row.key) for row, to in zip(self.rows, self.against, strict=True) if to is not None]
-        tests = len(pairs)
-        if self.baseline is None:  # the fastest row is compared with all others
-            tested = [row for row in self.rows if self.noise.runs(row.key) >= REPEATS]
-            pairs = [(row.key, tested[0].key) for row in tested[1:]]
-            tests = len(tested) * (len(tested) - 1) // 2
-        return self.noise.visible(pairs, tests, times)
+    @property
+    def noise(self) -> Noise:
+        """The noise of the speeds."""
+        return self.noises[self.speed.key]
+
+    def is_baseline(self, row: Row) -> bool:
+        """Return whether a row has the baseline's value."""
+        return self.baseline is not None and text(row.values.get(self.baseline[0])) == self.baseline[1]
 
     def name(self, row: Row) -> str:
         """Return the name of a row for a sentence: the row's varying values, or its directory if nothing varies."""
         return row_name(row.values, self.keys) or row.runs[0].path.name
 
 
-def compare_runs(runs: Sequence[Run], baseline: str | None = None, option: str = "--baseline") -> Comparison:
+def compare_runs(
+    runs: Sequence[Run], baseline: str | None = None, option: str = "--baseline", further: Sequence[Figure] = ()
+) -> Comparison:
     """
     Merge repeats into rows, sort the rows, and compare each row with its baseline.
 
     `baseline` is `key=value`. A row's baseline is the row that has this value and the same value of every other varying
     key. Raise ConfigError if the key does not vary or no row has the value. `option`: name of the setting in the message.
+    `further`: figures to compare in addition to speed, memory and the time to the first step.
     """
     keys = Keys(runs)
     merged: dict[str, list[Run]] = {}
@@ -124,46 +134,56 @@ def compare_runs(runs: Sequence[Run], baseline: str | None = None, option: str =
     rows = _sorted(rows, names, chosen)
     partners = _partners(rows, *chosen) if chosen else {}
     speed = speed_figure([run.figures for row in rows for run in row.completed])
-    noise = noise_of(speed, rows)
+    done = [row.summaries for row in rows if row.completed]
+    memory = next((each for each in map(figure_of, MEMORY) if all(each.values(row)[0] for row in done)), None)
+    pairs = [(rows[i].key, rows[partner].key) for i, partner in partners.items()]
+    compared = {each.key: each for each in (speed, memory, FIRST_STEP, *further) if each}
+    noises = {key: noise_of(figure, rows, pairs) for key, figure in compared.items()}
     against: list[Against | None] = [None] * len(rows)
-    if partners:
-        gains = _gains(rows, partners, speed, noise)
-        memory = memory_figure([row for row in rows if row.completed])
-        others = {each.key: _gains(rows, partners, each, noise_of(each, rows)) for each in (memory, FIRST_STEP) if each}
-        for i, partner in partners.items():
-            row, other = rows[i], rows[partner]
-            further = {key: each[i] for key, each in others.items()}
-            loss, unlike = verdict(row.runs, other.runs), _other_workload(row.runs[0], other.runs[0])
-            against[i] = Against(other, gains[i], further, loss, unlike)
+    for i, partner in partners.items():
+        row, other = rows[i], rows[partner]
+        gains = {key: _gain(row, other, figure, noises[key]) for key, figure in compared.items()}
+        loss, unlike = verdict(row.runs, other.runs), other_workload(row.runs[0], other.runs[0])
+        against[i] = Against(other, gains.pop(speed.key), gains, loss, unlike)
     remarks = list(keys.remarks)
     rest = [name for name in names if chosen and name != chosen[0]]
     if chosen and not partners and rest:
         remarks.append(
             f"nothing is compared with {'='.join(chosen)}: no other row has the same {first_of(rest, LISTED)}"
         )
-    return Comparison(names, speed, rows, chosen, against, remarks, _scaling(rows, names), noise=noise)
+    return Comparison(names, speed, rows, chosen, against, remarks, _scaling(rows, names), noises, memory, rows)
 
 
-def compare_folders(folders: Sequence[Path], baseline: str | None) -> Comparison:
-    """Compare the runs in run and sweep directories. A single sweep directory has `sweep.baseline` as its default baseline."""
+def compare_folders(
+    folders: Sequence[Path], baseline: str | None, further: Sequence[Figure] = (), *, with_first: bool = False
+) -> Comparison:
+    """
+    Compare the runs in run and sweep directories. A single sweep directory has `sweep.baseline` as its default baseline.
+
+    with_first: whether several directories without a `baseline` are compared with the first directory. further: as for
+    `compare_runs`.
+    """
+    if baseline is None and with_first and len(folders) > 1:
+        runs = [replace(run, directory=str(folder)) for folder in folders for run in read_runs([folder])]
+        return compare_runs(runs, f"{DIRECTORY}={folders[0]}", further=further)
     if baseline is not None or len(folders) > 1 or not is_sweep(folders[0]):
-        return compare_runs(read_runs(folders), baseline)
-    comparison, problem = compare_sweep(folders[0])
+        return compare_runs(read_runs(folders), baseline, further=further)
+    comparison, problem = compare_sweep(folders[0], further)
     if problem is not None:
         warn(problem)
     return comparison
 
 
-def compare_sweep(sweep_dir: Path) -> tuple[Comparison, str | None]:
+def compare_sweep(sweep_dir: Path, further: Sequence[Figure] = ()) -> tuple[Comparison, str | None]:
     """Compare the runs of a sweep with `sweep.baseline`. Return the comparison, and an error if `sweep.baseline` is wrong."""
     runs = read_runs([sweep_dir])
     baseline = next((run.sweep.get("baseline") for run in runs if run.sweep), None)
     try:
         if baseline is not None and not isinstance(baseline, str):
             raise ConfigError(f"sweep.baseline: expected KEY=VALUE, got {baseline!r}")
-        return compare_runs(runs, baseline, "sweep.baseline"), None
+        return compare_runs(runs, baseline, "sweep.baseline", further), None
     except ConfigError as error:
-        return compare_runs(runs), str(error)
+        return compare_runs(runs, further=further), str(error)
 
 
 def check_baseline(baseline: str, runs: Sequence[Run]) -> None:
@@ -219,33 +239,28 @@ def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
     Return the index of the baseline of each row that has one, by the row's index.
 
     Settings that the baseline's option does not have are ignored, such as `model.experts` if the baseline is `model=llama_tiny`.
+    If the baseline is a directory with a single row, it is the baseline of all other rows.
     """
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
     own = {key, *(name for row in rows for name in row.values if name.startswith(f"{key}.") and name not in there)}
     rest = [tuple(f"{name}={text(each)}" for name, each in row.values.items() if name not in own) for row in rows]
     readable = [i for i, row in enumerate(rows) if row.runs[0].config]
     baselines = {rest[i]: i for i in reversed(readable) if text(rows[i].values.get(key)) == value}
+    if key == DIRECTORY and len(baselines) == 1:
+        (only,) = baselines.values()
+        return {i: only for i in readable if i != only}
     return {i: baselines[rest[i]] for i in readable if baselines.get(rest[i], i) != i}
 
 
-def memory_figure(rows: Sequence[Row]) -> Figure | None:
-    """Return the first figure of MEMORY that all rows have."""
-    return next((each for each in map(figure_of, MEMORY) if all(each.values(row.summaries)[0] for row in rows)), None)
+def _gain(row: Row, baseline: Row, figure: Figure, noise: Noise) -> Gain:
+    mine, theirs, pair = row.measured(figure), baseline.measured(figure), (row.key, baseline.key)
+    difference = noise.difference(*pair)
+    percent = difference.percent if difference else percent_more(mine, theirs)
+    return Gain(percent, noise.p_value(*pair), min(len(mine), len(theirs)), noise.interval(*pair))
 
 
-def _gains(rows: list[Row], partners: dict[int, int], figure: Figure, noise: Noise) -> dict[int, Gain]:
-    """Return the gain of each row that has a baseline, by the row's index. `partners`: as returned by `_partners`."""
-    tested = {i: noise.difference(rows[i].key, rows[partner].key) for i, partner in partners.items()}
-    adjusted = dict(zip(partners, holm(each and each.p_value for each in tested.values()), strict=True))
-    found = {}
-    for i, partner in partners.items():
-        mine, theirs = rows[i].measured(figure), rows[partner].measured(figure)
-        percent = each.percent if (each := tested[i]) else percent_more(mine, theirs)
-        found[i] = Gain(percent, adjusted[i], min(len(mine), len(theirs)))
-    return found
-
-
-def _other_workload(run: Run, baseline: Run) -> str:
+def other_workload(run: Run, baseline: Run) -> str:
+    """Return `Against.other` of a run and its baseline."""
     theirs = baseline.workload
     differing = [
         part for part, value in run.workload.items() if None not in (value, theirs[part]) and value != theirs[part]

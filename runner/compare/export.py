@@ -7,7 +7,7 @@ import io
 import json
 from typing import Any
 
-from meshrunner.runner.compare.comparison import WPS, Against, Comparison, percent_more
+from meshrunner.runner.compare.comparison import NO_BASELINE, WPS, Against, Comparison, percent_more
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
@@ -24,7 +24,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     """
     found = []
     scales = any(each is not None for each in comparison.scaling)
-    visible = comparison.smallest_visible()
+    visible = comparison.noise.visible()
     planned = any(run.summary.verdict is not None for row in comparison.rows for run in row.counted)
     for row, against, scaling in zip(comparison.rows, comparison.against, comparison.scaling, strict=True):
         record: dict[str, Any] = {key: row.values.get(key) for key in comparison.keys}
@@ -32,10 +32,8 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
         record |= {"scaling_pct": scaling} if scales else {}
         record |= {VERDICT: row.counted[0].summary.verdict} if planned else {}
         if comparison.baseline:
-            key, value = comparison.baseline
             verdict = against.verdict if against else None
-            is_baseline = text(row.values.get(key)) == value
-            alone = "this row is a baseline" if is_baseline else "no row is equal in all other varying keys"
+            alone = "this row is a baseline" if comparison.is_baseline(row) else NO_BASELINE
             record |= {
                 "baseline": "=".join(comparison.baseline) if against else None,
                 "wps_vs_baseline_pct": percent_more(row.measured(WPS), against.row.measured(WPS)) if against else None,
@@ -58,15 +56,11 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 def _further(against: Against | None, comparison: Comparison) -> dict[str, Any]:
     """Return the gains in memory and in the time to the first step, under keys such as `memory/peak_rss_gib_vs_baseline_pct`."""
     keys = next((each.further for each in comparison.against if each), {})
-    gains = {key: against.further[key] if against else None for key in keys}
-    return {
-        f"{key}_{name}": value
-        for key, gain in gains.items()
-        for name, value in {
-            "vs_baseline_pct": gain.percent if gain else None,
-            "p_value": gain.p_value if gain else None,
-        }.items()
-    }
+    found: dict[str, Any] = {}
+    for key in keys:
+        gain = against and against.further[key]
+        found |= {f"{key}_vs_baseline_pct": gain and gain.percent, f"{key}_p_value": gain and gain.p_value}
+    return found
 
 
 def _run(run: Run) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from meshrunner.runner.compare.comparison import Against, Comparison, memory_figure
+from meshrunner.runner.compare.comparison import Against, Comparison
 from meshrunner.runner.compare.keys import first_of, text
-from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise, noise_of
+from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise
 from meshrunner.runner.compare.parity import BATCH, short
 from meshrunner.runner.compare.runs import Row
 from meshrunner.runner.figures import figure_of, number
@@ -48,7 +48,7 @@ def _best(comparison: Comparison) -> str:
         return _provisional(measured, comparison) if comparable else f"Differences are not tested for noise: {TAKES}"
     if len(rows) < 2 or not comparable:
         return ""
-    fastest, equal = _leader(rows, comparison.noise, comparison)
+    fastest, equal = _leader(rows, comparison.noise)
     if len(equal) == len(rows) - 1:
         sentence = f"No tested row is faster than another beyond noise ({speed.title})"
     else:
@@ -68,43 +68,38 @@ def _provisional(rows: Sequence[Row], comparison: Comparison) -> str:
     return f"Fastest so far, {each}: {name} ({speed.text(most)} {speed.title}), {ahead}. This is not tested for noise: {TAKES}"
 
 
-def _leader(rows: Sequence[Row], noise: Noise, comparison: Comparison, sign: int = 1) -> tuple[Row, list[Row]]:
-    """
-    Return the row with the highest values, or the lowest if `sign` is -1. Also return the rows that no test tells from it.
-
-    The row is chosen among all rows, so its tests count as many as there are pairs of rows (Bonferroni).
-    """
+def _leader(rows: Sequence[Row], noise: Noise, sign: int = 1) -> tuple[Row, list[Row]]:
+    """Return the row with the highest values, or the lowest if `sign` is -1, and the rows that no test tells from it."""
     leader = rows[0]
     for row in rows[1:]:
         difference = noise.difference(row.key, leader.key)
         if difference is not None and sign * difference.log_ratio > 0:
             leader = row
-    pairs = len(rows) * (len(rows) - 1) / 2
-    level = ALPHA / 2 if comparison.baseline else ALPHA  # together with the tests against the baseline, about ALPHA
-    equal = []
-    for row in rows:
-        difference = noise.difference(row.key, leader.key) if row is not leader else None
-        if row is not leader and (difference is None or pairs * difference.p_value >= level):
-            equal.append(row)
-    return leader, equal
+    p_values = [(row, noise.p_value(row.key, leader.key)) for row in rows if row is not leader]
+    return leader, [row for row, p in p_values if p is None or p >= ALPHA]
 
 
 def undecided(comparison: Comparison) -> list[Row]:
-    """Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row."""
-    usable = {row.key for row in comparison.rows if len(row.completed) == len(row.runs)}
+    """
+    Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row.
+
+    A row of which one run did not complete is repeated, because the reason may have passed. After a second such run it is not.
+    """
+    usable = [row for row in comparison.rows if row.completed and len(row.runs) - len(row.completed) <= 1]
     if comparison.baseline:
+        known = {row.key for row in usable}
         pairs = [
             (row.key, to.row.key)
             for row, to in zip(comparison.rows, comparison.against, strict=True)
-            if to and to.speed.within_noise
+            if to and to.speed.within_noise is not False and known.issuperset((row.key, to.row.key))
         ]
-        close = {key for pair in pairs if usable.issuperset(pair) for key in pair}
-        return [row for row in comparison.rows if row.key in close]
-    rows = [row for row in comparison.rows if row.key in usable and comparison.noise.runs(row.key) >= REPEATS]
-    if len(rows) < 2 or not _comparable(comparison):
+        return [row for row in usable if any(row.key in pair for pair in pairs)]
+    tested = [row for row in usable if comparison.noise.runs(row.key) >= REPEATS]
+    if not tested or not _comparable(comparison):
         return []
-    fastest, equal = _leader(rows, comparison.noise, comparison)
-    return [fastest, *equal] if equal else []
+    fastest, equal = _leader(tested, comparison.noise)
+    found = [fastest, *equal, *(row for row in usable if row not in tested)]
+    return found if len(found) > 1 else []
 
 
 def _comparable(comparison: Comparison) -> bool:
@@ -117,14 +112,13 @@ def _within_noise(rows: Sequence[Row], comparison: Comparison) -> str:
 
 def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
     """Name the row with the least memory; return "" if memory is unknown, about equal, or no test tells rows apart."""
-    figure = memory_figure(rows)
-    if figure is None:
+    if (figure := comparison.memory) is None:
         return ""
-    noise = noise_of(figure, rows)
+    noise = comparison.noises[figure.key]
     rows = [row for row in rows if noise.runs(row.key) >= REPEATS]
     if len(rows) < 2:
         return ""
-    least, equal = _leader(rows, noise, comparison, sign=-1)
+    least, equal = _leader(rows, noise, sign=-1)
     peak = {row.key: figure.values(row.summaries)[0] or 0.0 for row in rows}
     if len(equal) == len(rows) - 1 or max(peak.values()) < (1 + WORTH_NAMING) * peak[least.key]:
         return ""

@@ -14,6 +14,8 @@ from meshrunner.runner.rundir import key_of
 MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
 """Kinds of effect that can change a measurement. Repeats of a run have equal values of all settings with such an effect."""
 
+DIRECTORY = "directory"
+"""Key that `Run.directory` has in the table."""
 FOLLOWS = {"optimizer.lr": "model"}
 """Keys whose default depends on a group, mapped to the group. If the model varies, default learning rates need no column."""
 
@@ -74,6 +76,8 @@ class Keys:
             path: {name: flat[name] for name in names if name in flat and affected_by(name, flat) & MEASURED}
             for path, flat in configs.items()
         }
+        for run in runs:
+            self._flat[run.path] |= {DIRECTORY: run.directory} if run.directory else {}
         differing = _differing([self._flat[run.path] for run in known])
         self._settings = {path: json.dumps(flat, sort_keys=True, default=str) for path, flat in self._flat.items()}
         self._facts: dict[str, Callable[[Run], Any]] = {}

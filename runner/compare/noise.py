@@ -13,7 +13,7 @@ averages it with the pooled variance of all rows, which counts as `d` degrees of
 more than chance explains, few if the noise of rows really differs (empirical Bayes, as in Smyth 2004; `d` by the method of
 moments). tests/unit/compare/test_noise.py simulates sweeps of 2 to 40 rows whose standard deviations are drawn from a range of a
 factor of 3. At most 6% of these tables report a difference from the baseline where there is none. If it is the baseline that is
-three times as noisy as all other rows, 10 to 20% do.
+three times as noisy as all other rows, 8 to 20% do.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from functools import cached_property
 from statistics import fmean, median, variance
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from meshrunner.runner.rundir import repeat_number
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from meshrunner.runner.compare.runs import Row, Run
+    from meshrunner.runner.compare.runs import Row
     from meshrunner.runner.figures import Figure
 
     Array = NDArray[np.float64]
@@ -38,6 +40,8 @@ REPEATS = 3
 """Minimum number of runs of a row, and of the row that it is compared with, for a test of their difference."""
 ALPHA = 0.05
 """Probability that a table reports a difference although all its rows are equal."""
+SHARE = 0.8
+"""Share of ALPHA for the tests against the baseline. The rest is for the tests that tell the fastest row from other rows."""
 POWER = 0.9
 """Probability with which a test detects the smallest visible difference."""
 EQUAL = 1e-12
@@ -45,6 +49,8 @@ EQUAL = 1e-12
 
 Values = Mapping[Any, float]
 """A figure of a row's runs, by round. A run that belongs to no round has a key of its own."""
+Pair = tuple[Hashable, Hashable]
+"""The names of two rows."""
 
 
 class Difference(NamedTuple):
@@ -55,30 +61,38 @@ class Difference(NamedTuple):
     """Standard error of `log_ratio`."""
     freedom: float
     """Degrees of freedom of `error`."""
-    looks: int = 1
-    """Number of times that the difference is tested while the sweep goes on."""
 
     @property
     def percent(self) -> float:
         """The percentage by which the geometric mean of one row exceeds that of the other."""
-        return 100 * math.expm1(self.log_ratio)
+        return _percent(self.log_ratio)
 
     @property
     def p_value(self) -> float:
-        """The two-sided p-value of Student's t-test, times `looks` (Bonferroni)."""
+        """The two-sided p-value of Student's t-test."""
         if self.error < EQUAL:
             return float(abs(self.log_ratio) < EQUAL)
         from scipy.special import stdtr  # a slow import, but importing scipy.stats takes four times as long
 
-        return min(1.0, self.looks * float(2 * stdtr(self.freedom, -abs(self.log_ratio) / self.error)))
+        return float(2 * stdtr(self.freedom, -abs(self.log_ratio) / self.error))
 
 
 class Noise:
-    """The noise of one figure in the runs of a table."""
+    """
+    The noise of one figure in the runs of a table, and the tests of the table.
 
-    def __init__(self, rows: Mapping[Hashable, Values], looks: int = 1) -> None:
-        """Take the values of each row, by the row's name. Values that are not positive are skipped. `looks`: see `Difference`."""
-        self.looks = looks
+    All tests together report a false difference with probability ALPHA. If rows are compared with baselines, these tests share
+    SHARE of ALPHA (Holm), and tests of other pairs share the rest. The fastest row is chosen among all rows, so the tests of
+    other pairs count as many as there are pairs (Bonferroni).
+    """
+
+    def __init__(self, rows: Mapping[Hashable, Values], pairs: Iterable[Pair] = (), looks: float = 1) -> None:
+        """
+        Take the values of each row, by the row's name. Values that are not positive are skipped.
+
+        pairs: the pairs (row, baseline); looks: factor for the number of times that the sweep tests the table (Bonferroni).
+        """
+        self.pairs, self.looks = tuple(pairs), looks
         self.rows = [{key: math.log(value) for key, value in row.items() if value > 0} for row in rows.values()]
         self.index = {name: i for i, name in enumerate(rows)}
         shared = Counter(key for row in self.rows for key in row)
@@ -87,6 +101,35 @@ class Noise:
     def runs(self, row: Hashable) -> int:
         """Return the number of values of a row."""
         return len(self.rows[self.index[row]])
+
+    def p_value(self, row: Hashable, other: Hashable) -> float | None:
+        """Return the p-value of a difference, adjusted for the number of tests in the table; None if it is not tested."""
+        for pair in ((row, other), (other, row)):
+            if pair in self._tests.against:
+                return self._tests.against[pair]
+        difference = self.difference(row, other)
+        return None if difference is None else min(1.0, self._tests.others * difference.p_value)
+
+    def interval(self, row: Hashable, other: Hashable) -> tuple[float, float] | None:
+        """Return the percentages between which the difference of a row and its baseline lies; None if it is not tested."""
+        difference = self.difference(row, other)
+        if difference is None:
+            return None
+        half = _quantile(difference.freedom, self._tests.pairs) * difference.error
+        return _percent(difference.log_ratio - half), _percent(difference.log_ratio + half)
+
+    @cached_property
+    def _tests(self) -> _Tests:
+        differences = [self.difference(*pair) for pair in self.pairs]
+        able = sum(len(row) >= REPEATS for row in self.rows)
+        pairs = sum(each is not None for each in differences)
+        others = able * (able - 1) // 2 - pairs
+        share = 0.0 if not pairs else SHARE if others else 1.0
+        factor = self.looks / (share or 1)
+        adjusted = holm((each and each.p_value for each in differences), factor)
+        return _Tests(
+            dict(zip(self.pairs, adjusted, strict=True)), factor * pairs, self.looks * others / (1 - share or 1)
+        )
 
     def difference(self, row: Hashable, other: Hashable) -> Difference | None:
         """Return by how much `row` exceeds `other`, or None if there are too few runs for a test."""
@@ -101,7 +144,7 @@ class Noise:
         freedom = share_a**2 / (len(a) - 1) + share_b**2 / (len(b) - 1)
         error = share_a + share_b
         freedom = error**2 / freedom if freedom > 0 else 1.0
-        return Difference(fmean(a.values()) - fmean(b.values()), math.sqrt(error), freedom, self.looks)
+        return Difference(fmean(a.values()) - fmean(b.values()), math.sqrt(error), freedom)
 
     def _within_rounds(self, i: int, j: int) -> Difference:
         fit = self._fit
@@ -113,7 +156,7 @@ class Noise:
         freedom = fit.freedom
         if fit.row_freedom < freedom and one + other > 0:  # Satterthwaite
             freedom = min(freedom, (one + other) ** 2 / (one**2 + other**2) * fit.row_freedom)
-        return Difference(float(fit.effects[i] - fit.effects[j]), math.sqrt(square), float(freedom), self.looks)
+        return Difference(float(fit.effects[i] - fit.effects[j]), math.sqrt(square), float(freedom))
 
     @cached_property
     def _fit(self) -> _Fit:
@@ -149,12 +192,16 @@ class Noise:
                 row_freedom = min(freedom, prior + share.mean())
         return _Fit(cells, inverse, effects, variances, freedom, row_freedom)
 
-    def visible(self, pairs: Iterable[tuple[Hashable, Hashable]], tests: int, times: int = 1) -> float | None:
+    def visible(self, times: int = 1) -> float | None:
         """
-        Return the smallest difference in percent that a test of one of `pairs` detects with the probability POWER.
+        Return the smallest difference in percent that a test detects with the probability POWER; None if nothing is tested.
 
-        tests: number of tests in the table; times: factor by which the number of repeats is assumed to grow.
+        times: factor by which the number of repeats is assumed to grow.
         """
+        pairs, tests = self.pairs, self._tests.pairs
+        if not pairs:  # the fastest row is compared with all others
+            able = [name for name in self.index if self.runs(name) >= REPEATS]
+            pairs, tests = tuple((row, able[0]) for row in able[1:]), self._tests.others
         tested = [each for pair in pairs if (each := self.difference(*pair)) is not None]
         if not tested:
             return None
@@ -163,11 +210,32 @@ class Noise:
         found = []
         for each in tested:
             freedom = each.freedom * times
-            needed = stdtrit(freedom, 1 - ALPHA / (2 * tests * self.looks)) + stdtrit(freedom, POWER)
+            needed = _quantile(freedom, tests) + stdtrit(freedom, POWER)
             size = needed * each.error / math.sqrt(times)
-            found.append(100 * math.expm1(size) if size < 1 else math.inf)
+            found.append(_percent(size) if size < 1 else math.inf)
         middle = median(found)
         return middle if middle < math.inf else None
+
+
+def _percent(log_ratio: float) -> float:
+    return 100 * math.expm1(log_ratio)
+
+
+def _quantile(freedom: float, tests: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 1 - ALPHA / (2 * tests)))
+
+
+class _Tests(NamedTuple):
+    """The tests of a table. Bonferroni multiplies a p-value by the number of tests that share ALPHA with it."""
+
+    against: dict[Pair, float | None]
+    """The adjusted p-values of rows and their baselines."""
+    pairs: float
+    """Number by which the p-value of a row and its baseline is multiplied."""
+    others: float
+    """Number by which the p-value of another pair is multiplied."""
 
 
 class _Fit(NamedTuple):
@@ -187,28 +255,30 @@ class _Fit(NamedTuple):
     """Degrees of freedom of one row's variance."""
 
 
-def noise_of(figure: Figure, rows: Sequence[Row]) -> Noise:
-    """Return the noise of a figure in the completed runs of a table."""
-    return Noise(
-        {row.key: row.by_round(figure) for row in rows},
-        max((_looks(run) for row in rows for run in row.runs), default=1),
-    )
+def noise_of(figure: Figure, rows: Sequence[Row], pairs: Iterable[Pair]) -> Noise:
+    """Return the noise of a figure in the completed runs of a table. `pairs`: the keys of rows and their baselines."""
+    return Noise({row.key: row.by_round(figure) for row in rows}, pairs, _looks(rows))
 
 
-def _looks(run: Run) -> int:
-    """Return how often the sweep of a run tests differences: once, or with `repeat=auto` after each round from REPEATS on."""
-    most = run.sweep.get("max_repeat", REPEATS)
-    if run.sweep.get("repeat") != "auto" or not isinstance(most, int):
-        return 1
-    return min(max(most - REPEATS, 0), 1000) + 1
+def _looks(rows: Sequence[Row]) -> float:
+    """
+    Return the factor of Bonferroni for a sweep with `repeat=auto`, which tests after each round from REPEATS on; otherwise 1.
+
+    Half of ALPHA is for the last of these tests, because it has most runs, and half for the others.
+    """
+    runs = [run for row in rows for run in row.runs if run.sweep.get("repeat") == "auto"]
+    limits = [limit for run in runs if isinstance(limit := run.sweep.get("max_repeat"), int)]
+    most = max(limits, default=REPEATS)
+    last = any(run.state == "completed" and repeat_number(run.path.name) >= most for run in runs)
+    return 1 if most <= REPEATS else 2 if last else 2 * (most - REPEATS)
 
 
-def holm(p_values: Iterable[float | None]) -> list[float | None]:
-    """Adjust p-values for their number, so that all tests together hold a level (Holm 1979). None stays None."""
+def holm(p_values: Iterable[float | None], factor: float = 1.0) -> list[float | None]:
+    """Adjust p-values for their number times `factor`, so that all tests together hold a level (Holm 1979). None stays None."""
     adjusted = list(p_values)
     known = sorted((p, i) for i, p in enumerate(adjusted) if p is not None)
     least = 0.0
     for rank, (p, i) in enumerate(known):
-        least = max(least, min(1.0, (len(known) - rank) * p))
+        least = max(least, min(1.0, factor * (len(known) - rank) * p))
         adjusted[i] = least
     return adjusted

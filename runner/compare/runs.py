@@ -64,6 +64,8 @@ class Run:
     """Name of the chosen option of each group."""
     task: tuple[str, ...] = ()
     """Overrides that the user typed."""
+    directory: str = ""
+    """The directory of the command line, if runs in different directories are compared; otherwise empty."""
 
     def record(self, kind: type[R]) -> R:
         """Return the record of class `kind`; return an empty record if its file is missing or damaged."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons
+from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons, row_label
 from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.findings import findings
-from meshrunner.runner.compare.keys import row_name
 from meshrunner.runner.compare.text_table import BETWEEN, Column, fitted, lines_of, narrowest
 from meshrunner.runner.console import console, on_terminal, one_line
 
@@ -40,8 +39,8 @@ def print_table(comparison: Comparison) -> None:
             screen.print(one_line(line), soft_wrap=False)  # folded between words
 
     sentences(found := findings(comparison))
-    names = [fitted(row_name(row.values, comparison.keys), screen.width * 2 // 5) for row in comparison.rows]
-    tables = parts(columns(comparison), screen.width, Column("row", names), max(len(comparison.keys), 1))
+    names = [row_label(comparison, row) for row in comparison.rows]
+    tables = parts(columns(comparison), screen.width, names, max(len(comparison.keys), 1))
     for table in tables:
         screen.print(_drawn(table, screen.width))
     sentences([*legend(comparison), *comparison.remarks, *reasons(comparison)])
@@ -64,33 +63,40 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         drawn.add_column(one_line(column.title), width=min(narrowest(column), width - BETWEEN), overflow="fold")
-    for row in zip(*(cells for _, cells in columns), strict=True):
+    for row in zip(*(cells for _, cells, _ in columns), strict=True):
         drawn.add_row(*(Text(one_line(cell), style="dim" if UNTESTED in cell else "") for cell in row))
     return drawn
 
 
-def parts(table: Sequence[Column], width: int, label: Column, keys: int = 1) -> list[list[Column]]:
+def parts(table: Sequence[Column], width: int, names: Sequence[str], keys: int = 1) -> list[list[Column]]:
     """
     Split the columns of a table that is wider than `width` characters into several tables. Each table starts with row numbers.
 
-    The first `keys` columns identify a row, so each table repeats them. If these columns fill more than 3/5 of the width, the
-    column `label`, with short names of the rows, is repeated instead.
+    The first `keys` columns identify a row, so each table repeats them. If this leaves no room for the columns that lead, a
+    column with the shortened names of the rows is repeated instead.
     """
-
-    def needed(columns: Sequence[Column]) -> int:
-        return sum(narrowest(column) + BETWEEN for column in columns)
-
-    if needed(table) <= width:
+    if _needed(table) <= width:
         return [list(table)]
-    numbers = Column("#", [str(i + 1) for i in range(len(table[0].cells))])
-    names = [numbers, *table[:keys]]
-    if needed(names) > width * 3 // 5:
-        names = [numbers, label]
-    found = [[numbers]]
-    for i, column in enumerate(table):
-        unnamed = i == keys and len(found) > 1  # the columns that name a row fill more than one table
-        if unnamed or needed([*found[-1], column]) > width:
-            repeated = names if i >= keys and needed([*names, column]) <= width else [numbers]
-            found.append(list(repeated))
+    leading = [column for column in table if column.leads]
+    numbers = Column("#", [str(i + 1) for i in range(len(names))])
+    first = [numbers, *table[:keys]]
+    figures = sorted(table[keys:], key=lambda column: not column.leads)
+    if _needed([*first, *leading]) <= width and _needed(first) <= width * 3 // 5:
+        return _filled(first, figures, width)
+    room = min(max(width - _needed([numbers, *leading]) - BETWEEN, width // 5), width * 2 // 5)
+    label = Column("row", [fitted(name, room) for name in names])
+    return _filled([numbers, label], figures, width) + _filled([numbers], table[:keys], width)
+
+
+def _filled(first: Sequence[Column], columns: Sequence[Column], width: int) -> list[list[Column]]:
+    """Distribute columns among tables that begin with the columns `first`, or with row numbers alone if these are too wide."""
+    found: list[list[Column]] = []
+    for column in columns:
+        if not found or _needed([*found[-1], column]) > width:
+            found.append(list(first if _needed([*first, column]) <= width else first[:1]))
         found[-1].append(column)
-    return [part for part in found if len(part) > 1]
+    return found
+
+
+def _needed(columns: Sequence[Column]) -> int:
+    return sum(narrowest(column) + BETWEEN for column in columns)

@@ -17,11 +17,13 @@ class Column(NamedTuple):
 
     title: str
     cells: list[str]
+    leads: bool = False
+    """Whether the column is shown first where there is no room for all columns."""
 
 
 def lines_of(table: Sequence[Column]) -> list[str]:
     """Return the lines of an aligned Markdown table."""
-    escaped = [[_cell(text) for text in (title, *cells)] for title, cells in table]
+    escaped = [[_cell(text) for text in (column.title, *column.cells)] for column in table]
     widths = [max(map(len, column)) for column in escaped]
     head, *rows = (f"| {' | '.join(map(str.ljust, row, widths))} |" for row in zip(*escaped, strict=True))
     return [head, "|".join(["", *("-" * (width + 2) for width in widths), ""]), *rows]

@@ -10,7 +10,7 @@ import argparse
 import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +28,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import refuse_secrets
+from meshrunner.runner import shipped
 from meshrunner.runner.config.hydra.hydra_errors import faults_of_hydra, missing_key
 from meshrunner.runner.config.hydra.no_effect import refuse, without_effect
 from meshrunner.runner.config.hydra.overrides import as_typed, check_flags, check_number, left_to_jobs
@@ -43,8 +44,11 @@ from meshrunner.runner.config.hydra.private import (
     select_behaviour,
 )
 from meshrunner.runner.console import warn
+from meshrunner.runner.rundir import key_of
 
 PRIMARY_CONFIG = "run"
+WIDE = 2048
+"""Smallest `model.dim` for which the default `seq_len` is misleading."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,19 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
         },
         launcher=plain(config.hydra.launcher),
     )
+
+
+def warn_of_short_sequences(runs: Iterable[Composed]) -> None:
+    """Warn once if a large model has the default seq_len. No model sets a length of its own, so that models can be compared."""
+    default = shipped.top_level()["seq_len"]
+    for run in runs:
+        dim, typed = run.config["model"].get("dim"), "seq_len" in map(key_of, run.overrides["task"])
+        if isinstance(dim, int) and dim >= WIDE and run.config["seq_len"] == default and not typed:
+            usual = f"models with model.dim={dim} are usually trained on longer sequences, which take more memory"
+            warn(
+                f"seq_len={default} is the default for tiny models; {usual}. Set seq_len=8192, or seq_len={default} to keep it"
+            )
+            return
 
 
 def _task(config: DictConfig) -> DictConfig:

@@ -58,6 +58,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     def __init__(self, phases: Phases | None = None) -> None:
         super().__init__()
         self.phases = phases or Phases()
+        self.phases.network_found = self._track_network
         self._by_storage: dict[int, tuple[Allocation, weakref.ref[UntypedStorage]]] = {}
         self._undo = ExitStack()
 
@@ -117,13 +118,18 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
 
     def _counts(self, storage: UntypedStorage) -> bool:
         """Whether to track a storage. The memory of a storage inside a tracked storage (a memory pool) is counted already."""
-        if storage.device.type != "cpu":  # DTensor propagates shapes on meta
-            return False
-        if storage.resizable():
-            return True
+        return storage.device.type == "cpu" and self._pool_of(storage) is None  # DTensor propagates shapes on meta
+
+    def _pool_of(self, storage: UntypedStorage) -> Allocation | None:
+        """Return the allocation of the tracked storage whose memory includes this storage, or None."""
+        if storage.device.type != "cpu" or storage.resizable():
+            return None
         address = storage.data_ptr()
-        others = (reference() for _, reference in self._by_storage.values())
-        return not any(each is not None and 0 <= address - each.data_ptr() < each.nbytes() for each in others)
+        for allocation, reference in self._by_storage.values():
+            other = reference()
+            if other is not None and 0 <= address - other.data_ptr() < other.nbytes():
+                return allocation
+        return None
 
     # Tracking
 
@@ -137,7 +143,8 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         for new in self.allocations[before:]:
             new.operator = func._schema.name
         if func._schema.name in BUFFERS:
-            for allocation in map(self.allocation_of, (*inputs, *results)):
+            for buffer in (*inputs, *results):
+                allocation = self.allocation_of(buffer) or self._pool_of(buffer.untyped_storage())
                 if allocation is not None and allocation.category in UNKNOWN:
                     allocation.category = "communication"
 
@@ -202,6 +209,11 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
                 allocation = self._track_storage(part.untyped_storage(), category, created_here=False)
                 if allocation is not None and allocation.category != "unsharded":
                     allocation.category = category
+
+    def _track_network(self, network: nn.Module) -> None:
+        """Track frozen parameters, too. Under FSDP2, they are neither arguments of operators nor parameters of the optimizer."""
+        for parameter in network.parameters():
+            self._track_parameter(parameter)
 
     def _track_parameter(self, parameter: nn.Parameter) -> None:
         self._set_category(parameter, "parameters")

@@ -32,6 +32,8 @@ class Phases:
         self._hooks = ExitStack()
         self.block_ended: Callable[[Any], None] = lambda output: None
         """Callback that receives a block's output when the block's forward ends. Recomputation does not call it."""
+        self.network_found: Callable[[Network], None] = lambda network: None
+        """Callback that receives the network when its first forward begins."""
         # The compiler would trace the hooks of a compiled module, although they run outside the compiled code.
         self._hook: Callable[[Any], Any] = torch.compiler.disable if compiles else lambda hook: hook
 
@@ -68,6 +70,7 @@ class Phases:
         self._part, self._block = part, block
 
     def _follow(self, network: Network) -> None:
+        self.network_found(network)
         self._follow_module(network, None)
         if network._compiled_call_impl is not None:
             return

@@ -132,6 +132,13 @@ def _cached_peak(rate: str, context: WorkerContext) -> float:
     return float(known["flops"] if isinstance(known, dict) else known)
 
 
+def peak_remark(device_type: str, rate: str, context: WorkerContext) -> str:
+    """Return why the MFU of steps that were faster than the peak is unknown. Measure the peak of a CPU again."""
+    if device_type == "cpu":
+        return measured_peak(rate, context)[1]
+    return f"MFU is unknown in steps that were faster than the {rate} peak of this device; check hardware.peak.{rate}"
+
+
 def measured_peak(rate: str, context: WorkerContext) -> tuple[float, str]:
     """Measure this CPU's peak and keep the best result in cpu_peak.json. Return the best FLOP/s, and a remark on the former."""
     path, key = cache_dir() / "cpu_peak.json", _peak_key(rate, context)

@@ -28,7 +28,7 @@ from torch._dynamo.utils import calculate_time_spent, counters, get_compilation_
 from meshrunner.recipes.errors import NotRecorded
 from meshrunner.recipes.meter import Phase
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.measure.device import device_of, measured_peak, peak_flops
+from meshrunner.runner.measure.device import device_of, peak_flops, peak_remark
 from meshrunner.runner.measure.rows import RANK_KEYS, ByRank, Rows, Step, merge_ranks
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import Summary, add_layout
@@ -147,8 +147,8 @@ class RunMeter:
         if last and self.context.rank == 0:
             # More facts are known by now about data that is read during training.
             self._add_to_summary({"data": self.describe_data()})
-            if self.rows.beyond_peak and self.rows.device_type == "cpu":
-                self._add_to_summary({"peak_remark": measured_peak(self.peak_rate, self.context)[1]})
+            if self.rows.beyond_peak:
+                self._add_to_summary({"peak_remark": peak_remark(self.rows.device_type, self.peak_rate, self.context)})
         if step == last_unmeasured:
             self._begin_measuring()
         if step % COLLECT_EVERY == 0:

@@ -90,7 +90,7 @@ def _part(chain: list[BaseException]) -> str:
 
 def _name(modules: list[nn.Module]) -> str:
     """Return the innermost module's name without names of wrappers, such as `layers.1`. The name of the whole model is ""."""
-    from meshrunner.recipes.model.init_weights import clean_name
+    from meshrunner.recipes.model.base import clean_name
 
     names = {id(module): clean_name(name) for name, module in modules[0].named_modules()}
     return next((name for module in reversed(modules) if (name := names.get(id(module)))), "")

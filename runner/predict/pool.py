@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -35,9 +35,17 @@ NOT_IN_TIME = Predicted(None, "the time limit for predictions was reached")
 
 
 def predict_all(
-    configs: Sequence[dict[str, Any]], *, active_only: bool, within_s: float | None = None
+    configs: Sequence[dict[str, Any]],
+    *,
+    active_only: bool,
+    within_s: float | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Predicted]:
-    """Predict runs whose settings passed `fit`. After `within_s` seconds in total, return NOT_IN_TIME for all other runs."""
+    """
+    Predict runs whose settings passed `fit`. After `within_s` seconds in total, return NOT_IN_TIME for all other runs.
+
+    Call `progress` with the number of predicted runs and the number of all runs after each prediction.
+    """
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers = iter(range(len(configs)))
@@ -73,6 +81,7 @@ def predict_all(
                     fault = f"the prediction process ended with exit status {process.exitcode}"
                     found[number] = Predicted(None, fault)
                     hand_over()
+                progress(len(configs) - found.count(NOT_IN_TIME), len(configs))
     finally:
         for connection, process in children.items():
             process.kill()

@@ -102,6 +102,9 @@ class LiveSession(Session):
 
             self.ledger = MemoryLedger()
 
+    def turns_after(self, step: int) -> bool:
+        return self.first - 1 <= step <= self.last  # the meter reads a step's metrics, which frees them
+
     def step_begins(self) -> None:
         if self.ledger is not None:
             self.in_step.enter_context(self.ledger.phases).begin_step()

@@ -31,7 +31,8 @@ PUBLIC = {
     "states": "CRASHED FINAL RESULTS Status claim condition heartbeat is_count owner_is_alive read_state read_status "
     "started_at update_status",
     "summary": "VERDICT Layouts Summary add_layout measured_rows only_of_completed predicted summarise write_summary",
-    "sweep": "PlacedSweep add_runs repeat_of run_labels run_names sweep_damage sweep_title varying_overrides write_run_list",
+    "sweep": "PlacedSweep add_runs in_round repeat_ending repeat_number repeat_of run_labels run_names short_override "
+    "sweep_damage sweep_title varying_overrides write_run_list",
 }
 """Public names of this package, keyed by the module that defines them."""
 _MODULES = {name: module for module, names in PUBLIC.items() for name in names.split()}

@@ -97,6 +97,24 @@ def repeat_of(name: str) -> str:
     return found[0] if found else ""
 
 
+def repeat_ending(seed: int | None, repeat: int | None) -> str:
+    """Return an ending as `repeat_of` finds it. Leave out a part that is None."""
+    parts = {"seed": seed, "repeat": repeat}
+    return "".join(f"_{key}-{value}" for key, value in parts.items() if value is not None)
+
+
+def repeat_number(name: str) -> int:
+    """Return the round in the ending of a run directory's name; 0 if there is none."""
+    found = REPEATED.search(name)
+    return int(found["repeat"] or 0) if found else 0
+
+
+def in_round(name: str, repeat: int) -> str:
+    """Return the name of the run directory that repeats a run in another round."""
+    before, _, _ = name.rpartition(repeat_ending(None, repeat_number(name)))
+    return before + repeat_ending(None, repeat)
+
+
 def sweep_title(sweep_dir: Path) -> str:
     """Return a title such as `2026-01-31 14:05 parallelism x lr`, or the folder's name if the time or the keys are unknown."""
     found = PlacedSweep.read(sweep_dir / SWEEP)
@@ -130,14 +148,17 @@ def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
     }
 
 
+def short_override(override: str) -> str:
+    """Return an override as labels show it: `fsdp2` for `parallelism=fsdp2`, `shard=2` for `parallelism.shard=2`."""
+    key, _, value = override.lstrip("+~").partition("=")
+    return value if OPTION.fullmatch(value) else f"{key.rpartition('.')[2]}={value}"
+
+
 def _label(name: str, varying: Sequence[str], *, repeated: bool) -> str:
     number = NUMBERED.match(name)
     if number is None:
         return name
-    parts = [f"#{int(number[1])}"]
-    for override in varying:
-        key, _, value = override.lstrip("+~").partition("=")
-        parts.append(value if OPTION.fullmatch(value) else f"{key.rpartition('.')[2]}={value}")
+    parts = [f"#{int(number[1])}", *map(short_override, varying)]
     if repeated and (found := REPEATED.search(name)):
         parts += [f"{key}={value}" for key, value in found.groupdict().items() if value is not None]
     return " ".join(parts)

@@ -33,7 +33,16 @@ from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
 from meshrunner.runner.config.resumable import fit_continuing
 from meshrunner.runner.console import naming
-from meshrunner.runner.rundir import PlanRecord, add_runs, place_run, read_config, read_state, run_names, update_status
+from meshrunner.runner.rundir import (
+    PlanRecord,
+    add_runs,
+    place_run,
+    read_config,
+    read_state,
+    repeat_ending,
+    run_names,
+    update_status,
+)
 from meshrunner.runner.rundir.files import PLAN, is_run
 from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 
@@ -147,11 +156,12 @@ def check_batch(
         rules = dict.fromkeys(rule for job in jobs for rule in job.experiment.sweep.exclude)
         check_rules(rules, [job.runs[0] for job in jobs], options)
         if (baseline := jobs[0].experiment.sweep.baseline) is not None:
-            check_baseline(baseline, [_pending(job.runs[0]) for job in jobs])
+            check_baseline(baseline, [pending(job.runs[0]) for job in jobs])
     return SweepBatch(sweep_dir, jobs)
 
 
-def _pending(composed: Composed) -> Run:
+def pending(composed: Composed) -> Run:
+    """Return a run that has not started. Its directory need not exist."""
     choices, task = composed.overrides["choices"], composed.overrides["task"]
     return Run(composed.run_dir, "pending", config=composed.config, choices=choices, task=task)
 
@@ -179,10 +189,8 @@ def _repeated(composed: Composed, sweep: Sweep) -> list[Composed]:
     repeats = REPEATS if sweep.repeat == "auto" else sweep.repeat
     for repeat in range(1, repeats + 1):
         for seed in range(composed.config["seed"], composed.config["seed"] + sweep.seeds):
-            name = composed.run_dir.name
-            name += f"_seed-{seed}" if sweep.seeds > 1 else ""
-            name += f"_repeat-{repeat}" if repeats > 1 else ""
-            run_dir = composed.run_dir.with_name(name)
+            ending = repeat_ending(seed if sweep.seeds > 1 else None, repeat if repeats > 1 else None)
+            run_dir = composed.run_dir.with_name(composed.run_dir.name + ending)
             runs.append(replace(composed, config=composed.config | {"seed": seed}, run_dir=run_dir))
     return runs
 

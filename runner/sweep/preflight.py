@@ -72,8 +72,8 @@ def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -
     ]
     many = f"{len(configs):,} combinations" if len(configs) > 1 else "memory and speed"
     try:
-        with naming(f"predicting {many}"):
-            found = predict_all(resolved, active_only=True, within_s=BUDGET_S)
+        with naming(f"predicting {many}") as progress:
+            found = predict_all(resolved, active_only=True, within_s=BUDGET_S, progress=progress)
     except Exception as error:  # for example, the forkserver was killed or the disk is full
         found = [Predicted(None, f"{type(error).__name__}: {error}")] * len(configs)
     late, faults = 0, []

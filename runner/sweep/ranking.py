@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
-from meshrunner.runner.config.compose import Composer
+from meshrunner.recipes.config_keys import flatten
+from meshrunner.runner.compare.cells import OTHER, other_workloads
+from meshrunner.runner.compare.comparison import other_workload
+from meshrunner.runner.compare.keys import first_of, text
+from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hydra.overrides import as_typed
-from meshrunner.runner.console import naming
+from meshrunner.runner.console import naming, one_line, paragraph
 from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED, Forecast, Verdict, predict_all
-from meshrunner.runner.sweep.combinations import Target, check_batch, varying
+from meshrunner.runner.rundir import Environment, key_of, short_override
+from meshrunner.runner.sweep.combinations import Combination, Target, check_batch, pending, varying
 
 SKIPPED = "skipped"
 """Verdict (fits, does not fit, ...) on a combination that the sweep would skip, for example because of `sweep.exclude`."""
 ORDER = (FITS, BORDERLINE, NOT_PLANNED, DOES_NOT_FIT, SKIPPED)
+WITHIN_ERROR = "within error"
+"""Mark of a speed that differs from that of the first row by less than the error of predictions."""
+SHOWN = (
+    *("model", "hardware", "launch.nodes", "launch.workers", "parallelism", "activation_checkpoint", "compile"),
+    *("precision", "seq_len", "micro_batch", "global_batch"),
+)
+"""Settings that are printed above the table if they are equal in all combinations."""
+LEGEND = {
+    "WPS": "tokens per second per device, with the error of the prediction",
+    "active": "peak memory of tensors on rank 0, in GiB",
+    "reserved": "peak memory of the allocator on rank 0, in GiB",
+}
+"""Explanations of columns, keyed by title."""
+LEFT_OUT = ("step time", "MFU")
+"""Columns that are omitted on a narrow terminal, in this order."""
+SHORTEST_NAME = 24
+"""Minimum width of the column with the combinations, in characters. Longer names are wrapped."""
+LISTED = 3
+"""Maximum number of sentences about the error of predictions."""
 
 
 class Ranked(NamedTuple):
@@ -24,21 +52,29 @@ class Ranked(NamedTuple):
     varying: list[str]
     """Overrides of this combination that not all combinations of the grid have."""
     forecast: Forecast
+    run: Run
+    """The run, with the workers and the global batch that it would have."""
+    ahead_pct: float | None = None
+    """Difference in speed from the combination ranked first, in percent. None if it is unknown or the work of a step differs."""
+    mark: str = ""
+    """WITHIN_ERROR if `ahead_pct` is smaller than the error of predictions; a value of OTHER if the work of a step differs."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the combination and its forecast as a flat dict."""
-        return {"overrides": self.overrides, **self.forecast.as_json()}
+        """Return the combination, its forecast, and its difference from the first combination as a flat dict."""
+        batch = {"global_batch": self.run.workload["batch"]}
+        against = {"perf/vs_first_pct": self.ahead_pct, "perf/vs_first_mark": self.mark}
+        return {"overrides": self.overrides, **self.forecast.as_json(), **batch, **against}
 
 
 def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
     """Predict all combinations of a grid, and sort them. Raise ConfigError if `run -m` would reject the command line."""
     config = composer.compose_sweep()
     target = Target(lambda experiment: expected_devices(experiment).workers)
-    batch = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target)
-    jobs = batch.combinations
-    possible = [job for job in jobs if not job.reason]
-    with naming(f"predicting {len(possible):,} combinations"):
-        predicted = iter(predict_all([job.runs[0].config for job in possible], active_only=active_only))
+    jobs = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target).combinations
+    warn_of_short_sequences(job.runs[0] for job in jobs)
+    possible = [job.runs[0].config for job in jobs if not job.reason]
+    with naming(f"predicting {len(possible):,} combinations") as progress:
+        predicted = iter(predict_all(possible, active_only=active_only, progress=progress))
     varied = varying([job.overrides for job in jobs])
     ranked = []
     for job in jobs:
@@ -49,8 +85,31 @@ def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
             forecast = found.forecast or Forecast(Verdict(NOT_PLANNED, found.fault))
         overrides = as_typed(job.overrides)
         own = [each for each, raw in zip(overrides, job.overrides, strict=True) if raw in varied]
-        ranked.append(Ranked(overrides, own, forecast))
-    return sorted(ranked, key=_sort_key)
+        ranked.append(Ranked(overrides, own, forecast, _run(job)))
+    ranked.sort(key=_sort_key)
+    return [_against(each, ranked[0]) for each in ranked]
+
+
+def _run(job: Combination) -> Run:
+    run, experiment = pending(job.runs[0]), job.experiment
+    if job.reason:  # its degrees may be impossible
+        return run
+    workers = expected_devices(experiment).workers
+    batch = experiment.accumulation(experiment.parallelism.degrees(experiment.launch.nodes, workers).data)[0]
+    resolved = Environment(resolved={"launch.workers": workers, "global_batch": batch})
+    return replace(run, records={Environment: resolved})
+
+
+def _against(each: Ranked, first: Ranked) -> Ranked:
+    """Compare the speed of a combination with that of the first, if both do the same work in a step."""
+    mine, best = each.forecast.speed, first.forecast.speed
+    if each is first or mine is None or best is None:
+        return each
+    if other := other_workload(each.run, first.run):
+        return each._replace(mark=OTHER[other])
+    ahead = 100 * (mine.wps / best.wps - 1)
+    near = abs(ahead) < max(mine.error_pct, best.error_pct)
+    return each._replace(ahead_pct=ahead, mark=WITHIN_ERROR if near else "")
 
 
 def _sort_key(each: Ranked) -> tuple[int, float, float]:
@@ -62,21 +121,76 @@ def _sort_key(each: Ranked) -> tuple[int, float, float]:
     )
 
 
+def lines(ranked: Sequence[Ranked], width: int) -> Iterator[str]:
+    """Yield the lines of a ranking: the settings that are equal in all combinations, the table, and explanations of its marks."""
+    yield paragraph("in all rows: " + " ".join(_same(ranked)), 0, width) + "\n"
+    yield from _table(ranked, width)
+    bases = list(dict.fromkeys(each.forecast.speed.error_basis for each in ranked if each.forecast.speed))
+    below = ["", *(f"{title}: {LEGEND[title]}" for title in columns(ranked) if title in LEGEND)]
+    below += [f"speed: {first_of(bases, LISTED, '; ')}"] * bool(bases)
+    if any(each.mark == WITHIN_ERROR for each in ranked):
+        below.append(f"~ {WITHIN_ERROR}: the speed differs from that of the first row by less than the error")
+    parts = {part for part, mark in OTHER.items() for each in ranked if each.mark == mark}
+    below += other_workloads(parts, [each.run for each in ranked])
+    for line in below:
+        yield paragraph(line, 0, width)
+
+
+def _same(ranked: Sequence[Ranked]) -> list[str]:
+    """Return the overrides that all combinations share, and the settings of SHOWN that are equal in all."""
+    typed = [each for each in ranked[0].overrides if each not in ranked[0].varying]
+    rows = [flatten(each.run.config) | each.run.choices | each.run.environment.resolved for each in ranked]
+    equal = [key for key in SHOWN if key in rows[0] and all(row.get(key) == rows[0][key] for row in rows)]
+    return [*typed, *(f"{key}={text(rows[0][key])}" for key in equal if key not in map(key_of, typed))]
+
+
 def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
-    """Return the table's columns, keyed by title, with a cell for each combination. Omit columns without any text."""
+    """Return the columns with figures, keyed by title, with a cell for each combination. Omit columns without any text."""
     rows = [each.as_json() for each in ranked]
 
     def numbers(key: str, template: str) -> list[str]:
-        return ["" if row[key] is None else template.format(row[key]) for row in rows]
+        return ["" if row[key] is None else template.format(row[key], row["perf/error_pct"]) for row in rows]
 
+    gains = zip(numbers("perf/vs_first_pct", "{:+.1f}%"), (each.mark for each in ranked), strict=True)
+    signs = {WITHIN_ERROR: " ~", "": "  "}
     found = {
-        "combination": [" ".join(each.varying) or " ".join(each.overrides) for each in ranked],
-        "verdict": [row["verdict"] for row in rows],
-        "WPS per device": numbers("perf/wps", "{:,.0f}"),
+        "WPS": numbers("perf/wps", "{:,.0f} ±{:g}%"),
+        "vs first": [f"{gain}{signs.get(mark, mark)}" if gain or mark else "" for gain, mark in gains],
         "MFU": numbers("perf/mfu", "{:.1f}%"),
         "step time": numbers("perf/step_time_s", "{:.3f} s"),
-        "peak active": numbers("memory/peak_active_gib", "{:.2f} GiB"),
-        "peak reserved": numbers("memory/peak_reserved_gib", "{:.2f} GiB"),
-        "why": ["" if row["verdict"] == FITS else row["reason"] for row in rows],
+        "active": numbers("memory/peak_active_gib", "{:.2f}"),
+        "reserved": numbers("memory/peak_reserved_gib", "{:.2f}"),
     }
     return {title: cells for title, cells in found.items() if any(cells)}
+
+
+def _table(ranked: Sequence[Ranked], width: int) -> Iterator[str]:
+    """Yield the table's lines. A heading with the verdict precedes its combinations; a reason follows those that it explains."""
+    cells = columns(ranked)
+    names = [" ".join(map(short_override, each.varying or each.overrides)) or "defaults" for each in ranked]
+
+    def room() -> int:
+        return width - 2 - sum(max(map(len, [title, *column])) + 2 for title, column in cells.items())
+
+    longest = max(map(len, ["combination", *names]))
+    for title in LEFT_OUT:
+        if room() < longest:
+            cells.pop(title, None)
+    wide = max(min(room(), longest), SHORTEST_NAME)
+    widths = [max(map(len, [title, *column])) for title, column in cells.items()]
+
+    def line(name: str, figures: Iterable[str]) -> str:
+        return "  ".join([f"  {name:{wide}}", *map(str.rjust, figures, widths)]).rstrip()
+
+    yield line("combination", cells)
+    numbered = range(len(ranked))
+    for answer, group in groupby(numbered, lambda i: ranked[i].forecast.verdict.answer):
+        rows = list(group)
+        yield f"{answer}: {len(rows)} of {len(ranked)}"
+        for reason, alike in groupby(rows, lambda i: ranked[i].forecast.verdict.reason):
+            for i in alike:
+                first, *rest = textwrap.wrap(names[i], wide, break_on_hyphens=False)
+                yield line(first, [column[i] for column in cells.values()])
+                yield from (line(f"  {part}", []) for part in rest)
+            if answer != FITS:
+                yield paragraph(one_line(reason), 4, width)

@@ -11,12 +11,18 @@ from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.resumable import first_experiment
 from meshrunner.runner.console import say
-from meshrunner.runner.rundir import PlacedSweep, add_runs, place_again, repeat_of, run_names, sweep_damage
+from meshrunner.runner.rundir import (
+    PlacedSweep,
+    add_runs,
+    in_round,
+    place_again,
+    repeat_number,
+    run_names,
+    sweep_damage,
+)
 from meshrunner.runner.rundir.files import SWEEP
 from meshrunner.runner.sweep.execute_all import execute_all
 
-FIRST = "_repeat-1"
-"""End of the name of a run in the first round."""
 UNFINISHED = ("pending", "stale", "interrupted", "preempted")
 """States of runs that the round still needs."""
 
@@ -38,7 +44,7 @@ def _place_round(sweep_dir: Path, first: Experiment) -> list[Path]:
     if sweep_damage(sweep_dir):
         return []
     comparison, _ = compare_sweep(sweep_dir)
-    rounds = {run.path: int(repeat_of(run.path.name).rpartition("-")[2] or 0) for run in comparison.runs}
+    rounds = {run.path: repeat_number(run.path.name) for run in comparison.runs}
     last = max(rounds.values())
     # A killed command leaves a round that is written or executed only in part.
     left = [run.path for run in comparison.runs if rounds[run.path] == last > REPEATS and run.state in UNFINISHED]
@@ -49,11 +55,11 @@ def _place_round(sweep_dir: Path, first: Experiment) -> list[Path]:
     if len(rows) < 2 or last >= first.sweep.max_repeat:
         return []
     say(f"round {last + 1}: {len(rows)} of {len(comparison.rows)} combinations, whose order is not decided, run again")
-    first_round = [run.path for row in rows for run in row.runs if run.path.name.endswith(FIRST)]
+    first_round = [run.path for row in rows for run in row.runs if rounds[run.path] == 1]
     random.Random(first.seed + last).shuffle(first_round)
     placed = []
     for run_dir in first_round:
-        placed.append(run_dir.with_name(f"{run_dir.name.removesuffix(FIRST)}_repeat-{last + 1}"))
+        placed.append(run_dir.with_name(in_round(run_dir.name, last + 1)))
         place_again(run_dir, placed[-1])
     _list(sweep_dir, placed)
     return placed
@@ -63,4 +69,4 @@ def _list(sweep_dir: Path, run_dirs: list[Path]) -> None:
     """Add runs to sweep.json with the overrides of the same combination's first run."""
     overrides = {run.name: run.overrides or [] for run in PlacedSweep.read(sweep_dir / SWEEP).jobs}
     names = [run_dir.name for run_dir in run_dirs]
-    add_runs(sweep_dir, [(name, overrides.get(f"{name.rpartition('_repeat-')[0]}{FIRST}", [])) for name in names])
+    add_runs(sweep_dir, [(name, overrides.get(in_round(name, 1), [])) for name in names])

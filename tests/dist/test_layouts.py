@@ -20,7 +20,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
-from meshrunner.recipes.model.init_weights import clean_name
+from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.optim.grad_norm import global_norm
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
 from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
@@ -313,7 +313,7 @@ def wrapped_units(overrides: tuple[str, ...]) -> dict[str, set[str]]:
         else:
             continue
         names = {clean_name(f"{name}.{n}".strip(".")) for n, p in module.named_parameters() if p not in below}
-        found[clean_name(f"{name}.").strip(".")] = names
+        found[clean_name(name)] = names
     return found
 
 

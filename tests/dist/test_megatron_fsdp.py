@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshrunner.recipes.model.init_weights import clean_name
+from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.parallelism import megatron_fsdp
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.parallelism.unit_sizes import local_parameters

@@ -86,10 +86,7 @@ class StepPeak(NamedTuple):
 
 
 def _step_peak(peak: PeakMemory) -> StepPeak:
-    # A buffer inside a pool is a storage without memory of its own: a real run shows the whole pool as temporary.
-    parts = dict(peak.by_category)
-    parts["temporary"] += parts.pop("communication")
-    return StepPeak(peak.total, parts, str(peak.phase))
+    return StepPeak(peak.total, peak.by_category, str(peak.phase))
 
 
 def _recipe(case: str) -> Experiment:

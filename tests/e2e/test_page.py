@@ -243,7 +243,7 @@ def test_among_rows_that_do_other_work_for_a_token_none_is_the_fastest(tmp_path:
 
 
 def test_every_chart_is_drawn_and_a_value_keeps_its_colour(opened: Browser) -> None:
-    charts = ["dots", "scatter", "heat", "scaling", "parallel", "losses", "times", "ranks", "difference"]
+    charts = ["dots", "scatter", "heat", "ranks", "scaling", "parallel", "losses", "times", "difference"]
     assert opened.run(DRAWN) == charts
     assert len(opened.run(MARKED, "dots")) == 20 and len(opened.run(MARKED, "times")) == 8
     assert opened.run("return document.querySelectorAll('#times polyline').length") == 16, "curves and histograms"
@@ -258,6 +258,7 @@ def test_every_chart_is_drawn_and_a_value_keeps_its_colour(opened: Browser) -> N
 
 
 def test_head_and_keys_stay_while_the_table_is_scrolled(opened: Browser) -> None:
+    opened.click("#fold")
     seen = """
     const box = document.querySelector('#rows .wide');
     box.scrollTo(arguments[0], arguments[0]);
@@ -398,7 +399,7 @@ def test_on_paper_everything_is_there_and_nothing_to_click(large: Path, opened: 
     assert 20_000 < (tmp_path / "page.pdf").stat().st_size < MEGABYTE
     assert opened.run("return document.querySelector('#dots svg').getAttribute('viewBox')") == on_screen
     opened.run("dispatchEvent(new Event('beforeprint'))")
-    for chart, width in (("dots", 490), ("losses", 1000)):
+    for chart, width in (("dots", 325), ("losses", 490), ("parallel", 1000)):
         drawn = opened.run("return document.querySelector(`#${arguments[0]} svg`).getAttribute('viewBox')", chart)
         assert drawn.split()[2] == str(width), "as wide as the paper has room"
     assert opened.run("return document.getElementById('reasons').open")

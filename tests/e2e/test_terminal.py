@@ -178,3 +178,13 @@ def test_a_single_run_says_where_it_is_and_what_it_does(folder: Path) -> None:
     for said in ("composing the configuration ...", "checking the configuration ...", "starting the workers"):
         assert terminal.frame(said), terminal.frames
     assert not re.search("composing|starting|first step$", "\n".join(terminal.page)), "they are wiped"
+
+
+def test_a_grid_is_counted_and_ranked(folder: Path) -> None:
+    grid = ("micro_batch=1,2", "parallelism=fsdp1,fsdp2", "hardware=h100_80gb", "launch.workers=8")
+    terminal = Terminal("plan", "-m", *TINY, *grid, "--active", cwd=folder, columns=80, lines=40)
+    assert terminal.wait() == 0, terminal.page
+    assert terminal.frame("predicting 4 combinations ... 3 of 4, about"), terminal.frames
+    page = terminal.page
+    assert page[0].startswith("in all rows: ") and max(map(len, page)) <= 80 and "predicting" not in "".join(page)
+    assert sum(line.startswith("  micro_batch=") for line in page) == 4 and "fits: 4 of 4" in page

@@ -7,14 +7,15 @@ this, activation recomputation would count every token twice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 
+from meshrunner.recipes.model.decoder import Experts
 from meshrunner.recipes.model.experts.grouped_rows import (
     ScaleGradient,
     ZeroGradient,
@@ -24,15 +25,9 @@ from meshrunner.recipes.model.experts.grouped_rows import (
     leaves_empty_groups,
     permute,
 )
+from meshrunner.recipes.model.network import Network
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles, stream_placement
 from meshrunner.recipes.model.transformer import FeedForward
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from meshrunner.recipes.model.decoder import Experts
-    from meshrunner.recipes.model.network import Network
 
 
 class Router(nn.Module):
@@ -47,8 +42,7 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.number, dim))
 
     def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """
-        Return three tensors: the weights and the indices of each token's K experts, and the unweighted balance loss.
+        """Return three tensors: the weights and the indices of each token's K experts, and the unweighted balance loss.
 
         weights: [T, K], fp32; indices: [T, K], int64; loss: 0-d, fp32; x: [batch, seq, dim], T = batch x seq.
         bias: [experts]. It is added to the scores when experts are chosen, but it does not change the weights.
@@ -68,8 +62,7 @@ class Router(nn.Module):
 
 
 def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
-    """
-    Return the unweighted balance loss, averaged over sequences (DeepSeek-AI 2024, V3, equations 17 to 20).
+    """Return the unweighted balance loss, averaged over sequences (DeepSeek-AI 2024, V3, equations 17 to 20).
 
     The loss of a sequence is the sum of f x P over the experts. f is the expert's share of the sequence's choices, times the
     number of experts; it has no gradient. P is the expert's score divided by the sum of the token's scores, averaged over the

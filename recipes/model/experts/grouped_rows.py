@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as collectives
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 _wait: Callable[[Tensor], Tensor] = collectives.wait_tensor
 
@@ -44,11 +42,8 @@ def permute(x: Tensor, order: Tensor, inverse: Tensor, copies: int = 1) -> Tenso
 
 
 def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: Tensor, group: ProcessGroup) -> Tensor:
-    """
-    Send rows, [rows, dim], to the ranks that hold their experts, apply the experts there, and return the results.
-
-    experts: this rank's `GroupedExperts`; load: number of rows that this rank sends to each expert of the group, [experts].
-    """
+    """Send rows, [rows, dim], to the ranks that hold their experts, apply the experts there, and return the results. experts:
+    this rank's `GroupedExperts`; load: number of rows that this rank sends to each expert of the group, [experts]."""
     ranks = group.size()
     with torch.no_grad():
         # Number of rows that arrive from each rank for each expert of this rank: [ranks, own experts].
@@ -80,8 +75,7 @@ class ScaleGradient(torch.autograd.Function):
 
 
 def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """
-    Multiply each row by the weights of the row's group: [rows, out].
+    """Multiply each row by the weights of the row's group: [rows, out].
 
     x: [rows, in], sorted by group. Groups may be empty. weights: [groups, in, out], in the dtype of x. ends: index of the row
     after the last row of each group, [groups], int32. The size of a row, in x and in the result, is a multiple of 16 bytes.

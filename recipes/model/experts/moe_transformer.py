@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshrunner.recipes.model.decoder import Decoder, Experts
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.network import Initial, Loads, TruncatedNormal
 from meshrunner.recipes.model.transformer import Block, Transformer
-
-if TYPE_CHECKING:
-    from meshrunner.recipes.model.decoder import Decoder, Experts
 
 
 class ExpertBlock(Block):

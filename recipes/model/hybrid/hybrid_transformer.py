@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,13 +9,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.experts.moe_transformer import MoETransformer, to_plain, with_gradient_of
+from meshrunner.recipes.model.hybrid.hybrid import Hybrid
 from meshrunner.recipes.model.hybrid.mamba import Mamba
 from meshrunner.recipes.model.network import ONES, ZEROS, Initial, InverseSoftplus, LogOfUniform, TruncatedNormal
 from meshrunner.recipes.model.tensor_plan import TensorPlan, matmul_styles, stream_placement
 from meshrunner.recipes.model.transformer import Attention, Block, FeedForward, RMSNorm
-
-if TYPE_CHECKING:
-    from meshrunner.recipes.model.hybrid.hybrid import Hybrid
 
 IGNORED = -100  # the target that torch's cross entropy ignores
 

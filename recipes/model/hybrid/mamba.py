@@ -10,17 +10,13 @@ split each module by heads or by groups. The heads of a group are contiguous and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshrunner.recipes.model.hybrid.hybrid import MambaConfig
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles
-
-if TYPE_CHECKING:
-    from meshrunner.recipes.model.hybrid.hybrid import MambaConfig
 
 
 class Mamba(nn.Module):
@@ -63,11 +59,8 @@ class CausalConvolution(nn.Module):
 
 
 class Scan(nn.Module):
-    """
-    The layers between the input projections and the output projection: convolutions, recurrence and gated norm.
-
-    No layer mixes heads of different groups, so tensor parallelism can split every layer.
-    """
+    """The layers between the input projections and the output projection: convolutions, recurrence and gated norm. No layer mixes
+    heads of different groups, so tensor parallelism can split every layer."""
 
     def __init__(self, config: MambaConfig, norm_eps: float) -> None:
         super().__init__()
@@ -104,8 +97,7 @@ class Scan(nn.Module):
 
 
 def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
-    """
-    Compute S_t = exp(decay_t) S_{t-1} + x_t b_t^T, y_t = S_t c_t with matmuls over chunks (section 6 of the paper).
+    """Compute S_t = exp(decay_t) S_{t-1} + x_t b_t^T, y_t = S_t c_t with matmuls over chunks (section 6 of the paper).
 
     x and y: [batch, seq, heads, head_dim]; decay: not positive, [batch, seq, heads]; b, c: [batch, seq, groups, state]; chunk:
     tokens per chunk, which need not divide seq. Decays are summed in fp32, or in fp64 if they are fp64.

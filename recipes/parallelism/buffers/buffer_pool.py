@@ -1,7 +1,4 @@
-"""Pools that hand out communication buffers at fixed addresses to the units of FSDP2.
-
-A unit is a module that FSDP2 gathers as a whole. Its buffers are its all-gather output and its reduce-scatter input.
-"""
+"""Pools that hand out communication buffers (all-gather outputs, reduce-scatter inputs) at fixed addresses to FSDP2's units."""
 
 from __future__ import annotations
 
@@ -19,20 +16,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.model.init_weights import clean_name
+from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.model.network import network_of
-from meshrunner.recipes.parallelism.buffers.placement import (
-    ALIGNMENT,
-    PLANS,
-    REDUCE_SCATTER_INPUTS,
-    Bucket,
-    InFlight,
-    Plan,
-    Schedule,
-    aligned,
-    all_gather_outputs,
-    schedule,
-)
+from meshrunner.recipes.parallelism.buffers import placement
+from meshrunner.recipes.parallelism.buffers.placement import Bucket, InFlight, Plan, Schedule
 
 PATIENCE_S = 5.0
 """Maximum seconds to wait until a buffer is free. gloo's threads use a buffer for a moment after its collective has ended."""
@@ -50,8 +37,7 @@ class Use(NamedTuple):
 
 
 class BufferPool:
-    """
-    A pool of one kind of buffer for all units on one device: either all-gather outputs or reduce-scatter inputs.
+    """A pool of one kind of buffer for all units on one device: either all-gather outputs or reduce-scatter inputs.
 
     In the first optimizer step, torch's allocator provides every buffer, and the pool records the requests. From the second
     step on, each unit has a fixed address range in one large allocation, the arena. Before the pool hands out a range, it
@@ -102,7 +88,9 @@ class BufferPool:
     def schedule(self) -> Schedule:
         """Return the schedule of the recorded requests. Real release times are not used, because they differ between ranks."""
         passes = groupby(self._requests, key=lambda request: request[0])
-        return schedule(self._buckets, [(which, [unit for _, unit in part]) for which, part in passes], self._in_flight)
+        return placement.schedule(
+            self._buckets, [(which, [unit for _, unit in part]) for which, part in passes], self._in_flight
+        )
 
     def step_done(self) -> int:
         """Plan the addresses after the first step. Return how many buffers torch allocated in the step that has ended."""
@@ -111,8 +99,8 @@ class BufferPool:
         if self._requests and self._arena is None:
             plan = self._place(self.schedule())
             self.offsets = plan.offsets
-            block = torch.empty(plan.nbytes + ALIGNMENT, dtype=torch.uint8, device=self._device)
-            self._arena = block[aligned(block.data_ptr()) - block.data_ptr() :]
+            block = torch.empty(plan.nbytes + placement.ALIGNMENT, dtype=torch.uint8, device=self._device)
+            self._arena = block[placement.aligned(block.data_ptr()) - block.data_ptr() :]
         return count
 
     def _check(self, unit: str, bucket: Bucket) -> None:
@@ -175,11 +163,11 @@ pools_of: WeakKeyDictionary[nn.Module, tuple[BufferPool, BufferPool]] = WeakKeyD
 def install(model: nn.Module, plan: str, prefetch: int) -> None:
     """Make all units of a model take their communication buffers from two new pools. plan: a key of PLANS, such as scheduled."""
     network = network_of(model)
-    units = {
-        clean_name(f"{name}.").strip("."): each for name, each in model.named_modules() if isinstance(each, FSDPModule)
-    }
-    outputs = all_gather_outputs(prefetch, repeats=any(network.calls(name) > 1 for name in units))
-    gathers, reductions = BufferPool(PLANS[plan], outputs), BufferPool(PLANS[plan], REDUCE_SCATTER_INPUTS)
+    units = {clean_name(name): each for name, each in model.named_modules() if isinstance(each, FSDPModule)}
+    place = placement.PLANS[plan]
+    repeats = any(network.calls(name) > 1 for name in units)
+    gathers = BufferPool(place, placement.all_gather_outputs(prefetch, repeats=repeats))
+    reductions = BufferPool(place, placement.REDUCE_SCATTER_INPUTS)
     for name, module in units.items():
         unit = name or "root"
         module.set_custom_all_gather(PooledAllGather(unit, gathers))

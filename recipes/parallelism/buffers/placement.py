@@ -1,5 +1,4 @@
-"""
-Plans that give each unit's communication buffer a fixed offset in one large allocation, the arena.
+"""Plans that give each unit's communication buffer a fixed offset in one large allocation, the arena.
 
 A unit is a module that FSDP2 gathers as a whole. Units are *alive together* if their buffers are in use at the same time, so
 these buffers must not overlap. Requests for buffers are recorded in a run's first step, or predicted from the list of units.
@@ -10,7 +9,7 @@ these buffers must not overlap. Requests for buffers are recorded in a run's fir
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate, combinations
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -74,33 +73,25 @@ def fixed_pool(schedule: Schedule) -> tuple[int, int]:
 def max_pool(schedule: Schedule) -> Plan:
     """Return a plan that divides the arena into equal sets of slots. A set has one slot per dtype, and the slot is large enough
     for any buffer of this dtype. Units whose buffers are in use at the same time use different sets."""
-    slots: dict[str, int] = {}
-    for dtype, nbytes in schedule.units.values():
-        slots[dtype] = max(slots.get(dtype, 0), nbytes)
-    start = dict(zip(slots, accumulate(slots.values(), initial=0), strict=False))
-    one = sum(slots.values())
+    start, one = _slots(schedule.units)
     copy = _copies(schedule.units, _neighbours(schedule))
-    offsets = {name: copy[name] * one + start[bucket.dtype] for name, bucket in schedule.units.items()}
-    return Plan(offsets, one * (1 + max(copy.values(), default=-1)))
+    return Plan({name: copy[name] * one + start[name] for name in start}, one * (1 + max(copy.values(), default=-1)))
 
 
 def scheduled(schedule: Schedule) -> Plan:
-    """
-    Return a plan with a small arena.
+    """Return a plan with a small arena.
 
-    If possible, the units are split into two sides, such as even and odd layers. Two buffers of the same side must never be in
-    use at the same time. Each buffer of one side begins at the bottom of the arena, and each buffer of the other side ends at
-    the top. No smaller arena is possible. If the units cannot be split like this, the plan is the smallest of three. (1) Units
-    are placed from the largest to the smallest, each in the lowest gap that fits. (2) Units are placed in the order of the
-    schedule, each in the lowest gap that fits. (3) Units with the same number from `_copies` share a slot.
+    If possible, the units are split into two sides, such as even and odd layers, so that no two buffers of a side are in use at
+    the same time. The buffers of one side begin at the bottom of the arena, and those of the other side end at the top. No
+    smaller arena is possible. Otherwise the plan is the smallest of three. (1) Units are placed from the largest to the smallest,
+    each in the lowest gap. (2) The same in the order of the schedule. (3) Units with the same number from `_copies` share a slot.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     if (side := _two_sides(size, near)) is not None:
         nbytes = peak(schedule)
         return Plan({name: side[name] * (nbytes - size[name]) for name in size}, nbytes)
-    descending = sorted(size, key=lambda name: -size[name])
-    starts = (_lowest_gaps(descending, size, near), _lowest_gaps(size, size, near), _slots(size, _copies(size, near)))
-    plans = [Plan(start, max(start[name] + size[name] for name in size)) for start in starts]
+    plans = [_lowest_gaps(order, size, near) for order in (sorted(size, key=lambda name: -size[name]), size)]
+    plans.append(_slots({name: (number, size[name]) for name, number in _copies(size, near).items()}))
     return min(plans, key=lambda plan: plan.nbytes)
 
 
@@ -144,7 +135,7 @@ def _two_sides(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int
     return side
 
 
-def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set[str]]) -> dict[str, int]:
+def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set[str]]) -> Plan:
     start: dict[str, int] = {}
     for name in order:
         lowest = 0
@@ -153,16 +144,16 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
                 break
             lowest = max(lowest, end)
         start[name] = lowest
-    return start
+    return Plan(start, max(start[name] + size[name] for name in start))
 
 
-def _slots(size: dict[str, int], copy: dict[str, int]) -> dict[str, int]:
-    """Return each unit's offset in bytes. Units with the same number in `copy` share a slot, which fits the largest of them."""
-    slot: dict[int, int] = {}
-    for name, nbytes in size.items():
-        slot[copy[name]] = max(slot.get(copy[name], 0), nbytes)
+def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
+    """Give units with the same key a slot that fits the largest of them. units: (key, size in bytes) of each unit."""
+    slot: dict[Hashable, int] = {}
+    for key, nbytes in units.values():
+        slot[key] = max(slot.get(key, 0), nbytes)
     start = dict(zip(slot, accumulate(slot.values(), initial=0), strict=False))
-    return {name: start[copy[name]] for name in size}
+    return Plan({name: start[key] for name, (key, _) in units.items()}, sum(slot.values()))
 
 
 class InFlight(NamedTuple):
@@ -177,8 +168,7 @@ REDUCE_SCATTER_INPUTS = InFlight(1, 1)
 
 
 def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
-    """
-    Return the maximum number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
+    """Return the maximum number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
 
     In backward, FSDP2 releases an output as soon as it is copied out. In forward, FSDP2 keeps an output until the next output
     has arrived, so one more output is in use. repeats: whether forward calls some units several times. Such a unit is not

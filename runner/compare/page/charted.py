@@ -81,7 +81,7 @@ def _row(
         "completed": bool(row.completed),
         "tested": len(row.measured(comparison.speed)) >= REPEATS,
         "values": {key: value if number(value) is not None else text(value) for key, value in row.values.items()},
-        "figures": {each.key: each.values(row.summaries) for each in figures if _known(row, each)},
+        "figures": {each.key: _with_range(row, each) for each in figures if _known(row, each)},
         "devices": row.counted[0].summary.world_size,
         "limit": min((gib for run in row.runs if (gib := run.summary.device_memory_gib) is not None), default=None),
         "ranks": {each.key: _ranks(row, each) for each in FIGURES if each.by_rank and _ranks(row, each)},
@@ -102,6 +102,12 @@ def _figure(figure: Figure) -> dict[str, Any]:
 def _known(row: Row, figure: Figure) -> bool:
     """Return whether charts show a figure of a row. Rows without a completed run are hidden: crashed runs are not comparable."""
     return bool(row.completed) and figure.values(row.summaries)[0] is not None
+
+
+def _with_range(row: Row, figure: Figure) -> list[float | None]:
+    """Return the value of a figure, followed by its range: the one that its table cell shows, or that over the runs."""
+    ranged = figure._replace(over_repeats="median min max")
+    return figure.values(row.summaries)[:1] + ranged.values(row.summaries)[1:]
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]]]:

@@ -23,20 +23,18 @@ function strips(id, members, values, each, title) {
 
 function drawDots() {
   const name = choice("dots", "Best rows by", FIGURES, DATA.speed), members = ranked(name, measured(name));
-  const many = members.length > TOP ? `${TOP} of ${members.length}` : "";
-  if (!caption("dots", many, figures.length && members.length)) return;
-  const top = members.slice(0, TOP), range = (i) => rows[i].figures[name].map((value) => value ?? valueOf(i, name));
+  const top = members.slice(0, TOP), range = (i) => rangeOf(i, name);
   const isBase = (i) => rows.some((row) => row.baseline === i);
   byId("dots").classList.toggle("tall", top.length > TOP / 2);
-  const title = [titleOf(name)];
-  if (top.some((i) => range(i)[1] < range(i)[2])) title.push("the line is the range");
-  if (top.some(isBase)) title.push("hollow: a baseline");
+  const many = members.length > TOP ? `${TOP} of ${members.length}` : "", hollow = top.some(isBase) ? "hollow: a baseline" : "";
+  const about = [many, ranges(top, name), hollow].filter(Boolean);
+  if (!caption("dots", about.join("; "), figures.length && members.length)) return;
   strips("dots", top, range, (svg, i, x, y) => {
     const [value, low = value, high = value] = range(i), group = mark(svg, "g", i, {}, told(i, name));
     add(group, "line", { class: "range", x1: x.at(low), x2: x.at(high), y1: y, y2: y });
     add(group, "circle", { class: isBase(i) ? "base" : "dot", cx: x.at(value), cy: y, r: 5 });
     write(group, x.at(high) + 9, y + 4, written(i, name));
-  }, title.join("; "));
+  }, titleOf(name));
 }
 
 function drawScatter() {
@@ -44,15 +42,17 @@ function drawScatter() {
   const x = choice("scatter", "x", options, DATA.memory ?? keys[0]), y = choice("scatter", "y", options, DATA.speed);
   const by = choice("scatter", "colour", options, compared);
   const members = measured(x, measured(y)).filter((i) => rows[i].completed), optimal = front(x, y);
-  const about = optimal.length ? "dotted: no row shown is better in both" : "";
-  if (!caption("scatter", about, figures.length && members.length)) return;
-  const { box, svg, width } = canvas("scatter", 380), area = { left: 70, right: width - 14, top: 24, bottom: 330 };
+  const about = [optimal.length ? "dotted: no row shown is better in both" : "", ranges(members, x, y)].filter(Boolean);
+  if (!caption("scatter", about.join("; "), figures.length && members.length)) return;
+  const bottom = paper ? 150 : 330, { box, svg, width } = canvas("scatter", bottom + 50);
+  const area = { left: 70, right: width - 14, top: 24, bottom };
   const across = scaleOf(x, members, area.left, area.right), up = scaleOf(y, members, area.bottom, area.top);
   const place = (i) => [across.at(valueOf(i, x)), up.at(valueOf(i, y))], colours = coloursBy(by, members);
   axes(svg, area, across, up, titleOf(x), titleOf(y));
   drawLimits(svg, members, area, x, across, y, up);
   if (optimal.length > 1) add(svg, "polyline", { class: "front", points: optimal.map(place).join(" ") });
   for (const i of emphasised(members)) {
+    interval(svg, i, colours.of(i), place(i), endsOf(i, x).map(across.at), endsOf(i, y).map(up.at));
     const outline = shape(colours.shape(i), ...place(i), 5.5);
     mark(svg, "path", i, { class: "point", d: outline, fill: colours.of(i) }, told(i, x, y, by));
   }

@@ -38,17 +38,19 @@ function apartFromBaseline(i) {
 
 function drawLosses() {
   const { members, why } = curved((i) => rows[i].losses), points = members.map((i) => pairs(rows[i].losses));
-  const apart = members.map(apartFromBaseline), compared = apart.some((each) => each.length);
-  const below = compared ? `, and below it the relative difference from ${DATA.baseline}` : "";
+  const apart = members.map(apartFromBaseline), known = apart.flat();
+  const compared = known.some(([, difference]) => difference);
+  const below = compared ? `, and below it the relative difference from ${DATA.baseline}`
+    : known.length ? `; no difference from ${DATA.baseline}` : "";
   if (!caption("losses", `Loss over steps${below}${why}`, members.length)) return;
-  const high = paper ? 230 : 330, { box, svg, width } = canvas("losses", high + (compared ? 230 : 50));
+  const high = paper ? 120 : 330, deep = paper ? 40 : 110, { box, svg, width } = canvas("losses", high + (compared ? deep + 120 : 50));
   const area = { left: 70, right: width - 10, top: 24, bottom: high };
   const x = linear(firsts(points), area.left, area.right, { pad: 0 });
   const y = linear(seconds(points), area.bottom, area.top, { every: 45 });
   axes(svg, area, x, y, "step", "loss");
   lines(svg, members, points, x, y);
   if (compared) {
-    const lower = { ...area, top: high + 70, bottom: high + 180 };
+    const lower = { ...area, top: high + 70, bottom: high + 70 + deep };
     const difference = linear([0, ...seconds(apart)], lower.bottom, lower.top, { every: 28 });
     axes(svg, lower, x, difference, "step", "relative difference");
     lines(svg, members, apart, x, difference);
@@ -61,18 +63,18 @@ function drawTimes() {
   const histograms = members.map((i) => rows[i].histogram), counted = histograms.filter(Boolean);
   const often = counted.length ? ", and its distribution" : "";
   if (!caption("times", `Time of the slowest rank in measured steps${often}${why}`, members.length)) return;
-  const { box, svg, width } = canvas("times", 370), ends = counted.flatMap(([low, high]) => [low, high]);
-  const area = { left: 70, right: counted.length ? Math.round(width * 0.72) : width - 10, top: 24, bottom: 320 };
+  const bottom = paper ? 180 : 320, { box, svg, width } = canvas("times", bottom + 50), ends = counted.flatMap(([low, high]) => [low, high]);
+  const area = { left: 70, right: counted.length ? Math.round(width * 0.72) : width - 10, top: 24, bottom };
   const x = linear(firsts(points), area.left, area.right, { pad: 0, every: 90 });
   const y = linear([...seconds(points), ...ends], area.bottom, area.top, { every: 45 });
   axes(svg, area, x, y, "step", "step time, s");
   lines(svg, members, points, x, y);
-  if (counted.length) drawHistograms(svg, members, histograms, { left: area.right + 12, right: width - 10, ...y });
+  if (counted.length) drawHistograms(svg, members, histograms, { left: area.right + 12, right: width - 10, bottom, ...y });
   legend(box, legendOf(members));
 }
 
 /** Draw the outlines of histograms to the right of the curves, on the same axis of step times. */
-function drawHistograms(svg, members, histograms, { left, right, at: y }) {
+function drawHistograms(svg, members, histograms, { left, right, bottom, at: y }) {
   const most = Math.max(...histograms.filter(Boolean).flatMap(([, , shares]) => shares));
   const x = (share) => round(left + (right - left) * share / most);
   members.forEach((i, n) => {
@@ -82,7 +84,7 @@ function drawHistograms(svg, members, histograms, { left, right, at: y }) {
     const points = [[left, edge(0)], ...steps, [left, edge(shares.length)]];
     mark(svg, "polyline", i, { class: "curve", points: points.join(" "), ...styleOf(n) });
   });
-  write(svg, right, 350, "steps", { "text-anchor": "end", class: "axis" });
+  write(svg, right, bottom + 30, "steps", { "text-anchor": "end", class: "axis" });
 }
 
 /** Draw a tick for each rank and name the rank with the highest value. */
@@ -91,7 +93,7 @@ function drawRanks() {
   const options = DATA.by_rank.map((figure) => [figure.key, figure.title]);
   const name = choice("ranks", "Every rank's", options, options[0][0]), figure = DATA.by_rank.find((each) => each.key === name);
   const { members, why } = curved((i) => rows[i].ranks[name]);
-  if (!caption("ranks", why.slice(2), members.length)) return;
+  if (!caption("ranks", `+%: the highest rank against the median${why}`, members.length)) return;
   strips("ranks", members, (i) => rows[i].ranks[name].map(([, value]) => value), (svg, i, x, y) => {
     const ranks = rows[i].ranks[name], [last, highest] = ranks.at(-1), [, middle] = ranks[Math.floor((ranks.length - 1) / 2)];
     for (const [rank, value] of ranks) {
@@ -100,5 +102,5 @@ function drawRanks() {
     }
     const more = middle ? ` +${(100 * (highest / middle - 1)).toFixed(1)}%` : "";
     if (ranks.length > 1) write(svg, x.at(highest) + 6, y + 4, `${last}${more}`);
-  }, `${figure.title}, ${figure.unit}; the highest rank against the median`);
+  }, `${figure.title}, ${figure.unit}`);
 }

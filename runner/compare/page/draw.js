@@ -19,8 +19,26 @@ const KEYS = keys.map((key) => [key, key]);
 const isLine = (name, values, most) =>
   values.length && (figureOf(name) || (distinct(values).length > most && values.every((value) => typeof value === "number")));
 
+/** Return [value, lowest, highest] of a figure over the runs of a row, or [value] of a setting. */
+const rangeOf = (i, name) => rows[i].figures[name]?.map((value) => value ?? valueOf(i, name)) ?? [valueOf(i, name)];
+
+/** Add the interval of a row with several runs to its point at (x, y). across, up: ends of the range in px, or []. */
+function interval(svg, i, colour, [x, y], across, up) {
+  const d = (across.length ? `M${across[0]} ${y}H${across[1]}` : "") + (up.length ? `M${x} ${up[0]}V${up[1]}` : "");
+  if (d && rows[i].runs.length > 1) mark(svg, "path", i, { class: "range", d, style: `stroke: ${colour}` });
+}
+
+const endsOf = (i, name) => rangeOf(i, name).slice(1);
+
+/** Explain the intervals of the figures `names`. */
+function ranges(members, ...names) {
+  const shown = names.filter((name) => figureOf(name) && members.some((i) => rows[i].runs.length > 1));
+  const steps = (name) => /p10/.test(figureOf(name).column) ? "lowest p10 to highest p90" : "lowest to highest run";
+  return shown.length ? `line: ${[...new Set(shown.map(steps))].join(", or ")}` : "";
+}
+
 function scaleOf(name, members, from, to) {
-  const values = members.map((i) => valueOf(i, name));
+  const values = members.flatMap((i) => rangeOf(i, name));
   return isLine(name, values, 12) ? linear(values, from, to) : ordinal(values, from, to);
 }
 

@@ -45,6 +45,7 @@ function showAge() {
 }
 
 prepareTable();
+byId("charts").classList.toggle("few", rows.length <= FEW);
 byId("charts").hidden = document.querySelector(".controls").hidden = false;
 byId("filter").placeholder = `${keys.length ? `${keys[0]}=${rows[0].values[keys[0]] ?? ""} ` : ""}wps>1000`;
 byId("filter").value = filterOfAddress();
@@ -55,7 +56,7 @@ byId("charts").addEventListener("click", (event) => {
   if (clicked) pick(Number(clicked.dataset.row));
 });
 select();
-styleColumns();
+foldColumns();
 showAge();
 setInterval(showAge, 30000);
 let lastWidth = innerWidth;
@@ -63,7 +64,7 @@ addEventListener("resize", () => {
   if (lastWidth === innerWidth) return;  // only the height changes when a phone hides or shows its bars
   lastWidth = innerWidth;
   redraw();
-  styleColumns();
+  foldColumns();
 });
 addEventListener("beforeprint", () => {
   paper = byId("reasons").open = true;

@@ -36,7 +36,7 @@ function drawHeat() {
 
 /** Draw an axis for each setting and figure, one below the other, and each row as a line through all axes. */
 function drawParallel() {
-  const results = [DATA.memory, DATA.speed].filter(figureOf), by = results.at(-1) ?? keys[0], gap = 58;
+  const results = [DATA.memory, DATA.speed].filter(figureOf), by = results.at(-1) ?? keys[0], gap = paper ? 40 : 58;
   const about = `each line is a row, coloured by ${titleOf(by)}; dashed: no result; click a value to select it`;
   if (!caption("parallel", about, varying.length >= 3 && selection.rows.length)) return;
   const names = [...varying, ...results], colours = coloursBy(by, selection.rows), height = (n) => gap * n + 34;
@@ -80,11 +80,14 @@ function drawScaling() {
   const series = scaled.slice(0, COLOURS.length), left = scaled.length - series.length;
   const few = left ? `; the ${series.length} fastest lines of ${scaled.length}` : "";
   const about = "Tokens per second of all devices, by wall-clock time; dashed: ideal, twice as fast on twice as many devices";
-  if (!caption("scaling", about + few, series.length)) return;
+  const line = ranges(series.flatMap(([, members]) => members), "perf/wps");
+  if (!caption("scaling", about + few + (line && `; ${line}`), series.length)) return;
   const ideal = (line, count) => total(line[0]) / rows[line[0]].devices * count;
   const members = series.flatMap(([, line]) => line), devices = distinct(members.map((i) => rows[i].devices));
-  const reach = [...members.map(total), ...series.map(([, line]) => ideal(line, rows[line.at(-1)].devices))];
-  const { box, svg, width } = canvas("scaling", 360), area = { left: 70, right: width - 20, top: 24, bottom: 310 };
+  const ends = (i) => endsOf(i, "perf/wps").map((speed) => speed * rows[i].devices);
+  const reach = [...members.map(total), ...members.flatMap(ends), ...series.map(([, line]) => ideal(line, rows[line.at(-1)].devices))];
+  const bottom = paper ? 150 : 310, { box, svg, width } = canvas("scaling", bottom + 50);
+  const area = { left: 70, right: width - 20, top: 24, bottom };
   let x = linear(devices, area.left, area.right), y = linear([0, ...reach], area.bottom, area.top, { every: 45 });
   x.ticks = devices.map((count) => [count, brief(count)]);
   if (devices.at(-1) / devices[0] > 16) {
@@ -100,6 +103,7 @@ function drawScaling() {
     for (const i of line) {
       const share = (100 * total(i) / ideal(line, rows[i].devices)).toFixed(1), fewest = rows[line[0]].devices;
       const text = `${told(i, "perf/wps")}\nscaling: ${share}% of ${fewest} device${fewest > 1 ? "s" : ""}`;
+      interval(svg, i, COLOURS[n], place(i), [], ends(i).map(y.at));
       mark(svg, "path", i, { class: "point", d: shape(n, ...place(i), 5), fill: COLOURS[n] }, text);
     }
   });

@@ -28,7 +28,8 @@ const cut = (text, room) =>
 
 /** Empty the box of a figure and add a drawing as wide as the box. Return the box, the drawing and the width. */
 function canvas(id, height) {
-  const box = byId(id).lastElementChild, onPaper = byId(id).classList.contains("full") ? 1000 : 490;
+  const box = byId(id).lastElementChild, small = byId("charts").classList.contains("few") ? 243 : 325;
+  const onPaper = { "full half": 490, full: 1000 }[byId(id).className] ?? small;
   const width = paper ? onPaper : Math.max(box.clientWidth, 240);
   box.replaceChildren();
   return { box, width, svg: add(box, "svg", { role: "img", viewBox: `0 0 ${width} ${height}` }) };
@@ -81,23 +82,27 @@ function brief(value) {
   return value.toLocaleString("en", { maximumSignificantDigits: 4 });
 }
 
-/** Return at most `most` round numbers from low to high. */
-function between(low, high, most) {
+/** Return at most `most` round numbers from low to high, `least` or more apart. */
+function between(low, high, most, least) {
   const power = 10 ** Math.floor(Math.log10((high - low) / most));
-  const step = [1, 2, 5, 10].map((n) => n * power).find((size) => (high - low) / size <= most) ?? 10 * power;
+  const step = Math.max(least, [1, 2, 5, 10].map((n) => n * power).find((size) => (high - low) / size <= most) ?? 10 * power);
   const first = Math.ceil(low / step - 1e-9), last = Math.floor(high / step + 1e-9);
   return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
-/** Return a linear scale, with the inverse `value(px)`. pad: fraction of the range that is left free at both ends. */
+/**
+ * Return a linear scale, with the inverse `value(px)`. Whole values, such as steps, have whole ticks.
+ * pad: fraction of the range that is left free at both ends.
+ */
 function linear(values, from, to, { every = 70, pad = 0.05 } = {}) {
   let low = Math.min(...values), high = Math.max(...values);
+  const most = Math.max(2, Math.abs(to - from) / every), least = values.every(Number.isInteger) ? 1 : 0;
   const margin = (high - low) * pad || (high > low ? 0 : Math.abs(high) * 0.05 || 1);
   [low, high] = [low >= 0 && low < margin ? 0 : low - margin, high + margin];
   return {
     at: (value) => from + (to - from) * (value - low) / (high - low),
     value: (pixel) => low + (high - low) * (pixel - from) / (to - from),
-    ticks: between(low, high, Math.max(2, Math.abs(to - from) / every)).map((value) => [value, brief(value)]),
+    ticks: between(low, high, most, least).map((value) => [value, brief(value)]),
   };
 }
 

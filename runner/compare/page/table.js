@@ -4,17 +4,23 @@ const table = byId("table"), body = table.tBodies[0], heads = [...table.tHead.ro
 const titles = heads.map((head) => head.textContent);
 const lineOf = [...body.rows];  // index of a row -> line of the table
 const hidden = new Set();       // indices of hidden columns
-const columnStyle = add(document.head, "style");
+const foldStyle = add(document.head, "style"), pinStyle = add(document.head, "style");
+let unfolded = false;           // whether the reader asked for all columns
 
 const cellOf = (i, title) => lineOf[i].cells[titles.indexOf(title)]?.textContent ?? "";
+const cells = (column, part = "") => `#table ${part} tr > :nth-child(${column + 1})`;
+const room = () => table.parentElement.clientWidth;
 const textOf = (i) => (lineOf[i].searched ??= lineOf[i].textContent.toLowerCase());
+
+/** Return the number at the start of a cell, or else its text. */
+const sortKey = (text) => text.match(/^(?:agrees \()?([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)/)?.[1].replaceAll(",", "") ?? text;
 
 /** Sort the table by a column: ascending on the first click, then descending. Unknown values are always last. */
 function sortBy(column) {
   const down = heads[column].getAttribute("aria-sort") === "ascending" ? -1 : 1;
   heads.forEach((head) => head.removeAttribute("aria-sort"));
   heads[column].setAttribute("aria-sort", down < 0 ? "descending" : "ascending");
-  const by = (line) => line.cells[column].dataset.by;
+  const by = (line) => sortKey(line.cells[column].textContent.trim());
   const compare = (a, b) => isNumber(a) && isNumber(b) ? a - b : a.localeCompare(b);
   const sorted = [...body.rows].sort((a, b) => (by(a) === "") - (by(b) === "") || down * compare(by(a), by(b)));
   body.append(...sorted);
@@ -22,24 +28,55 @@ function sortBy(column) {
   select();
 }
 
-/** Hide columns, and keep key columns in view while scrolling if they fit in half of the width. */
-function styleColumns() {
-  const cells = (column, part = "") => `#table ${part} tr > :nth-child(${column + 1})`, rules = [];
-  for (const column of hidden) rules.push(`${cells(column)} { display: none }`);
-  columnStyle.textContent = rules.join("\n");  // hide columns before their widths are measured below
-  let left = heads[0].offsetWidth;
+/**
+ * Hide the columns that the reader unchecked. Unless the reader asked for all columns, fold those for which there is no room.
+ * Settings and state make room first: the row's name replaces them. Columns of the class `leads` are never folded.
+ */
+function foldColumns() {
+  const shown = heads.map((_, column) => column).filter((column) => !hidden.has(column));
+  const ofClass = (name) => shown.filter((column) => heads[column].classList.contains(name));
+  const hide = (columns, media) => `@media ${media} { ${columns.map((column) => `${cells(column)} { display: none }`).join(" ")} }`;
+  const widths = (columns) => columns.reduce((sum, column) => sum + heads[column].offsetWidth, 0);
+  const named = [0, ...ofClass("key"), ...ofClass("leads")], others = shown.filter((column) => !named.includes(column));
+  foldStyle.textContent = hide([...hidden], "all");
+  table.classList.remove("named", "all");
+  table.style.width = "min-content";  // the narrowest widths
+  table.classList.toggle("named", widths(named) > room());
+  let left = room() - widths(named);
+  const folded = others.filter((column) => (left -= heads[column].offsetWidth) < 0);
+  table.style.width = "";
+  table.classList.toggle("all", unfolded);
+  if (!unfolded) foldStyle.textContent += hide(folded, "screen");
+  byId("fold").hidden = !folded.length;
+  byId("fold").setAttribute("aria-expanded", unfolded);
+  byId("fold").textContent = unfolded ? "Fewer columns" : `${folded.length} more column${folded.length > 1 ? "s" : ""}`;
+  pinColumns();
+}
+
+/** Keep the name of a row and the columns that lead in view while the table is scrolled. 180 px are left to scroll. */
+function pinColumns() {
+  const rules = [], pinned = [];
+  let left = 0, right = 0;
   heads.forEach((head, column) => {
-    const fits = left + head.offsetWidth < table.parentElement.clientWidth / 2;
-    if (!head.classList.contains("key") || !head.offsetWidth || !fits) return;
-    rules.push(`@media screen { ${cells(column)} { position: sticky; left: ${left}px; z-index: 1; background: var(--back) } }`);
-    rules.push(`@media screen { ${cells(column, "thead")} { z-index: 3; background: var(--raised) } }`);
+    if (!head.matches(":first-child, .key, .leads") || left + head.offsetWidth > room() - 180) return;
+    pinned.unshift([column, left]);
     left += head.offsetWidth;
   });
-  columnStyle.textContent = rules.join("\n");
+  for (const [column, from] of pinned) {
+    const to = heads[column].matches(".leads") ? `right: ${right}px` : "";
+    rules.push(`${cells(column)} { position: sticky; left: ${from}px; ${to}; z-index: 1; background: var(--back) }`);
+    rules.push(`${cells(column, "thead")} { z-index: 3; background: var(--raised) }`);
+    right += heads[column].offsetWidth;
+  }
+  pinStyle.textContent = `@media screen { ${rules.join("\n")} }`;
 }
 
 /** Add a checkbox for each column, which hides the column, and for each line, which emphasises the line. */
 function prepareTable() {
+  byId("fold").addEventListener("click", () => {
+    unfolded = !unfolded;
+    foldColumns();
+  });
   heads.forEach((head, column) => {
     head.querySelector("button").addEventListener("click", () => sortBy(column));
     if (column === 0) return;
@@ -47,7 +84,7 @@ function prepareTable() {
     add(label, "span", {}, titles[column]);
     input.addEventListener("change", () => {
       hidden[input.checked ? "delete" : "add"](column);
-      styleColumns();
+      foldColumns();
     });
   });
   lineOf.forEach((line, i) => {
@@ -79,6 +116,7 @@ function drawTable() {
   const members = marks.flatMap(([, , of]) => of).filter((i) => i !== undefined);
   const said = marks.filter(([, , of]) => of.some((i) => i !== undefined)).map(([sign, text]) => `${sign} ${text}`);
   if (members.some((i) => !rows[i].tested)) said.push("grey: too few runs for a test");
+  pinColumns();
   byId("marks").textContent = members.length && rows.length > 1 ? `among the rows shown: ${said.join(", ")}` : "";
 }
 

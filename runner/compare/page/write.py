@@ -8,7 +8,6 @@ insert text only as text nodes, because the content security policy of the page 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections import Counter
 from datetime import datetime
@@ -20,7 +19,7 @@ from urllib.parse import quote
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.recipes.storage import replace_file
-from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons
+from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons, row_label
 from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.keys import first_of, text
@@ -36,10 +35,8 @@ SCRIPTS = ("svg", "select", "draw", "table", "charts", "settings", "curves", "ma
 """Names of the JavaScript files. They are joined in this order into one script."""
 VALUES = 12
 """Maximum number of values that the list above the table shows for a setting."""
-REASONS = 6
-"""Maximum number of lines in an unfolded list of reasons below the table. The page shows a longer list only after a click."""
-UNFOLDED = 12
-"""Maximum number of runs in an unfolded list of runs. The page shows a longer list only after a click."""
+UNFOLDED = 6
+"""Maximum number of lines in an unfolded list of runs or reasons. The page shows a longer list only after a click."""
 LOG_LINES = 15
 """Maximum number of lines shown from the end of a run's log."""
 
@@ -104,33 +101,30 @@ def _varying(comparison: Comparison) -> str:
 def _reasons(comparison: Comparison) -> str:
     lines = reasons(comparison)
     listed = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    shown = " hidden" if not lines else " open" if len(lines) <= REASONS else ""
+    shown = " hidden" if not lines else " open" if len(lines) <= UNFOLDED else ""
     return f'<details id="reasons"{shown}><summary>{len(lines)} reasons</summary><ul>{listed}</ul></details>'
 
 
 def _table(comparison: Comparison) -> str:
-    """Return the table as HTML. Each row begins with its number. Narrow screens show the row's name instead of its settings."""
+    """Return the table as HTML. Scripts show a row's name instead of its settings and state if these leave too little room."""
     table = columns(comparison)
-    keys = len(comparison.keys) or 1
+    keys = [column.title for column in table[: len(comparison.keys) or 1]] + ["state"]
+    kinds = ["key" if column.title in keys else "leads" if column.leads else "" for column in table]
     head = "".join(
-        f'<th scope="col"{" class=key" * (i < keys)}><button type="button">{escape(column.title)}</button></th>'
-        for i, column in enumerate(table)
+        f'<th scope="col" class="{kind}"><button type="button">{escape(column.title)}</button></th>'
+        for column, kind in zip(table, kinds, strict=True)
     )
     lines = []
     for i, row in enumerate(comparison.rows):
-        cells = "".join(_cell(column.cells[i], key=j < keys) for j, column in enumerate(table))
-        number = f'<a href="#row-{i + 1}">{i + 1}</a> <span class="name">{escape(comparison.name(row))}</span>'
-        lines.append(f'<tr data-row="{i}"><th scope="row" data-by="{i + 1}">{number}</th>{cells}</tr>')
+        cells = "".join(_cell(column.cells[i], kind) for column, kind in zip(table, kinds, strict=True))
+        number = f'<a href="#row-{i + 1}">{i + 1}</a> <span class="name">{escape(row_label(comparison, row))}</span>'
+        lines.append(f'<tr data-row="{i}"><th scope="row">{number}</th>{cells}</tr>')
     first = '<th scope="col"><button type="button">#</button></th>'
     return f"<thead><tr>{first}{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
 
 
-def _cell(cell: str, *, key: bool) -> str:
-    """Return a table cell as HTML. Scripts sort by its attribute `data-by`: the number at the start of the text, or the text."""
-    number = re.match(r"(agrees \()?([-+]?[\d,]*\.?\d+(e[-+]?\d+)?)", cell)
-    by = number[2].replace(",", "") if number else cell
-    kind = " class=key" if key else " class=untested" if UNTESTED in cell else ""
-    return f'<td data-by="{escape(by)}"{kind}>{escape(cell)}</td>'
+def _cell(cell: str, kind: str) -> str:
+    return f'<td class="{kind}{" untested" * (UNTESTED in cell)}">{escape(cell)}</td>'
 
 
 def _runs(comparison: Comparison, folder: Path) -> str:

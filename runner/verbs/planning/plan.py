@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
-from meshrunner.runner.config.compose import Composer
+from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
 from meshrunner.runner.config.hydra.overrides import parse
-from meshrunner.runner.console import console, one_line, say, table_of
+from meshrunner.runner.console import console, say, table_of
 from meshrunner.runner.predict import (
     BORDERLINE,
     DOES_NOT_FIT,
@@ -48,6 +48,8 @@ def plan(arguments: list[str]) -> int:
     else:
         found = largest_that_fits(overrides, options.max, active_only=options.active, with_timeline=with_timeline)
         findings = _searched(found)
+    if options.max != "seq_len":
+        warn_of_short_sequences([composed])
     forecast = found.forecast if isinstance(found, LargestThatFits) else found
     if options.json:
         print(json.dumps(found.as_json(), indent=2))
@@ -65,15 +67,14 @@ def plan(arguments: list[str]) -> int:
 
 
 def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> int:
-    from meshrunner.runner.sweep.ranking import SKIPPED, columns, rank
+    from meshrunner.runner.sweep.ranking import SKIPPED, lines, rank
 
     ranked = rank(composer, active_only=active_only)
     if as_json:
         print(json.dumps([each.as_json() for each in ranked], indent=2))
     else:
-        cells = columns(ranked)
-        rows = zip(*cells.values(), strict=True)
-        console().print(table_of((map(one_line, row) for row in rows), list(cells)))
+        for line in lines(ranked, console().width):
+            say(line)
     return int(all(each.forecast.verdict.answer in (DOES_NOT_FIT, SKIPPED) for each in ranked))
 
 
@@ -101,7 +102,7 @@ def _searched(search: LargestThatFits) -> list[str]:
 
 
 def _remarks(forecast: Forecast) -> list[str]:
-    return [f"speed: {forecast.speed.error_basis}" for _ in [1] if forecast.speed is not None] + list(forecast.remarks)
+    return [*([f"speed: {forecast.speed.error_basis}"] if forecast.speed else []), *forecast.remarks]
 
 
 def _rows(forecast: Forecast) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
-from meshrunner.runner.config.compose import Composer
+from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
 from meshrunner.runner.config.devices import ExpectedDevices, check_on_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hydra.overrides import parse
@@ -41,6 +41,7 @@ def show(arguments: list[str]) -> int:
     from meshrunner.recipes.parallelism.unit_sizes import local_parameters
 
     experiment, device = check_on_devices(composed.config)
+    warn_of_short_sequences([composed])
     network = experiment.model.on_meta(experiment.seq_len)
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
     plan = experiment.wrap.plan(network, experiment.parallelism.reshard(degrees.shard))

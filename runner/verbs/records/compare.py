@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.compare.comparison import compare_folders
 from meshrunner.runner.compare.select import select
 from meshrunner.runner.console import say
+from meshrunner.runner.verbs.records.fail_if import checked, figures, parsed
 
 
 def compare(arguments: list[str]) -> int:
-    """Compare runs and print the result. Raise ConfigError if arguments are invalid or a directory has no runs."""
+    """
+    Compare runs and print the result. Return 3 if a rule of --fail-if fails, else 0.
+
+    Raise ConfigError if arguments are invalid or a directory has no runs.
+    """
     given = parse("compare", arguments)
-    comparison = compare_folders(given.directories, given.baseline)
+    rules = [parsed(each) for each in given.fail_if]
+    if given.strict and not rules:
+        raise ConfigError("--strict: there is no rule; add --fail-if RULE")
+    comparison = compare_folders(given.directories, given.baseline, figures(rules), with_first=bool(rules))
     comparison = select(comparison, given.where, given.sort, given.top)
+    failed, lines = checked(rules, comparison, strict=given.strict) if rules else (False, [])
     if given.html:
         from meshrunner.runner.compare.page.write import write_page
 
@@ -26,4 +36,6 @@ def compare(arguments: list[str]) -> int:
         from meshrunner.runner.compare.table import markdown, print_table
 
         print(markdown(comparison)) if given.markdown else print_table(comparison)
-    return 0
+    for line in lines:
+        say(line, to_stderr=given.json or given.csv or given.markdown)
+    return 3 if failed else 0

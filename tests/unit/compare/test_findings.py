@@ -13,6 +13,7 @@ import pytest
 from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.findings import common, findings
 from meshrunner.runner.compare.runs import read_runs
+from meshrunner.runner.compare.select import select
 from meshrunner.runner.compare.table import markdown
 from tests.run_dirs import make_run
 
@@ -119,6 +120,7 @@ def test_another_global_batch_is_said(tmp_path: Path) -> None:
         "other batch: the global batch is 4, 8 sequences, which affects the speed; global_batch=8 makes it equal"
         in text
     )
+    assert "is 4, 8 sequences, which" in markdown(select(comparison, ["parallelism=fsdp1_tp"]))
     said = found(tmp_path, "parallelism=fsdp1")
     assert said[1:] == [
         "fsdp1_tp against fsdp1: WPS per device -10.0%; the global batch differs in 1 pair",

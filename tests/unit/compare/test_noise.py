@@ -17,10 +17,9 @@ def unpaired(*logs: tuple[float, ...]) -> Noise:
     return Noise({i: {(i, k): math.exp(each) for k, each in enumerate(row)} for i, row in enumerate(logs)})
 
 
-def paired(*logs: tuple[float | None, ...]) -> Noise:
-    return Noise(
-        {i: {k: math.exp(each) for k, each in enumerate(row) if each is not None} for i, row in enumerate(logs)}
-    )
+def paired(*logs: tuple[float | None, ...], pairs: list[tuple[int, int]] | None = None) -> Noise:
+    rows = {i: {k: math.exp(each) for k, each in enumerate(row) if each is not None} for i, row in enumerate(logs)}
+    return Noise(rows, pairs or ())
 
 
 def p_value(noise: Noise, i: int = 0, j: int = 1) -> float | None:
@@ -115,17 +114,31 @@ def test_holm() -> None:
 def simulated(
     generator: np.random.Generator, rows: int, rounds: int, noise: float, drift: float, unequal: float, gain: float = 0
 ) -> Noise:
-    """Noise of a sweep's speeds. The standard deviations of rows spread log-uniformly over a factor of `unequal`."""
+    """
+    Noise of a sweep's speeds. Each row but the first is compared with the first.
+
+    The standard deviations of rows spread log-uniformly over a factor of `unequal`. `gain`: of the last row.
+    """
     deviations = noise * np.exp(generator.uniform(-0.5, 0.5, rows) * math.log(unequal))
     logs = generator.normal(0, 1, (rows, rounds)) * deviations[:, None] + generator.normal(0, drift, rounds)
     logs[-1] += gain
-    return paired(*map(tuple, logs))
+    return paired(*map(tuple, logs), pairs=[(i, 0) for i in range(1, rows)])
+
+
+def tells(noise: Noise, i: int, j: int) -> bool:
+    p = noise.p_value(i, j)
+    return p is not None and p < ALPHA
 
 
 def differing(noise: Noise, rows: int) -> list[bool]:
     """Whether each row but the first is told from the first."""
-    found = holm(p_value(noise, i, 0) for i in range(1, rows))
-    return [p is not None and p < ALPHA for p in found]
+    return [tells(noise, i, 0) for i in range(1, rows)]
+
+
+def told_from_the_fastest(noise: Noise, rows: int) -> list[bool]:
+    """Whether each row is told from the fastest row."""
+    fastest = max(range(rows), key=lambda i: getattr(noise.difference(i, 0), "log_ratio", 0.0))
+    return [tells(noise, i, fastest) for i in range(rows) if i != fastest]
 
 
 @pytest.mark.slow
@@ -133,10 +146,10 @@ def differing(noise: Noise, rows: int) -> list[bool]:
 @pytest.mark.parametrize("drift", [0, 0.05])
 @pytest.mark.parametrize(("rows", "rounds"), [(2, 3), (4, 3), (12, 3), (40, 3), (12, 5)])
 def test_false_alarms_in_simulated_sweeps(rows: int, rounds: int, drift: float, unequal: float) -> None:
-    """Of 2,000 tables without a difference, at most 6% report one."""
+    """Of 2,000 tables without a difference, at most 6% tell a row from its baseline or from the fastest row."""
     generator = np.random.default_rng(rows)
     tables = (simulated(generator, rows, rounds, 0.02, drift, unequal) for _ in range(2000))
-    assert sum(any(differing(noise, rows)) for noise in tables) <= 120
+    assert sum(any(differing(noise, rows) + told_from_the_fastest(noise, rows)) for noise in tables) <= 120
 
 
 @pytest.mark.parametrize(("rows", "rounds", "noise", "gain"), [(4, 3, 0.02, 0.1), (12, 5, 0.01, 0.03)])
@@ -149,8 +162,7 @@ def test_power_in_simulated_sweeps(rows: int, rounds: int, noise: float, gain: f
 
 def test_the_smallest_visible_difference_is_found_in_nine_of_ten_tables() -> None:
     generator = np.random.default_rng(3)
-    pairs = [(i, 0) for i in range(1, 4)]
-    visible = np.median([simulated(generator, 4, 3, 0.02, 0.05, 1).visible(pairs, 3) or 0 for _ in range(200)])
+    visible = np.median([simulated(generator, 4, 3, 0.02, 0.05, 1).visible() or 0 for _ in range(200)])
     tables = (simulated(generator, 4, 3, 0.02, 0.05, 1, math.log1p(visible / 100)) for _ in range(400))
     assert 0.8 < sum(differing(table, 4)[-1] for table in tables) / 400 < 0.99
 
@@ -162,7 +174,8 @@ def after_more_rounds(generator: np.random.Generator, rows: int, unequal: float,
     logs[-1] += gain
     values = {i: {k: math.exp(logs[i, k]) for k in range(3)} for i in range(rows)}
     for k in range(3, 9):
-        found = differing(Noise(values, looks=6), rows)
+        noise = Noise(values, [(i, 0) for i in range(1, rows)], looks=2 if k == 8 else 10)
+        found = differing(noise, rows)
         if k == 8 or all(found):
             break
         for i in (0, *(i for i, differs in enumerate(found, 1) if not differs)):
@@ -178,8 +191,9 @@ def test_false_alarms_of_automatic_repeats(rows: int, unequal: float) -> None:
     assert sum(any(after_more_rounds(generator, rows, unequal)) for _ in range(1000)) <= 60
 
 
-def test_power_of_automatic_repeats() -> None:
+@pytest.mark.parametrize(("rows", "gain"), [(2, 0.04), (4, 0.04)])
+def test_power_of_automatic_repeats(rows: int, gain: float) -> None:
     """Repeats find a difference of 4% beside noise of 2%, which three rounds rarely show."""
     generator = np.random.default_rng(4)
-    three = sum(differing(simulated(generator, 4, 3, 0.02, 0.05, 1, 0.04), 4)[-1] for _ in range(400))
-    assert three < 200 < sum(after_more_rounds(generator, 4, 1, 0.04)[-1] for _ in range(400))
+    three = sum(differing(simulated(generator, rows, 3, 0.02, 0.05, 1, gain), rows)[-1] for _ in range(400))
+    assert three < 150 and sum(after_more_rounds(generator, rows, 1, gain)[-1] for _ in range(400)) > 300

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.cells import columns, facts, reasons
+from meshrunner.runner.compare.cells import columns, facts, reasons, row_label
 from meshrunner.runner.compare.comparison import Comparison, compare_runs
 from meshrunner.runner.compare.export import as_csv, as_json
 from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.compare.table import markdown, parts
-from meshrunner.runner.compare.text_table import BETWEEN, Column, narrowest
+from meshrunner.runner.compare.text_table import BETWEEN, narrowest
 from meshrunner.runner.verbs.records.compare import compare
 from tests.run_dirs import make_run, write
 
@@ -175,21 +175,42 @@ def test_one_run_is_named_by_its_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120, 400])
 def test_a_terminal_gets_every_figure_whole(tmp_path: Path, width: int) -> None:
-    from meshrunner.runner.compare.cells import columns
-
     table = columns(of(pr165(tmp_path), "parallelism=fsdp1"))
-    label = Column("row", ["full fsdp1", "full fsdp2", "sele…fsdp1", "sele…fsdp2"])
-    found = parts(table, width, label, 2)
+    found = parts(table, width, ["full fsdp1", "full fsdp2", "selective_op fsdp1", "selective_op fsdp2"], 2)
     for part in found:
         assert sum(narrowest(column) + BETWEEN for column in part) <= width
         assert len(found) == 1 or part[0].title == "#"
     assert width < 400 or found == [table]
     keys = ["activation_checkpoint", "parallelism"]
-    names = ["row"] if width == 40 else keys
+    names = keys if width == 120 else ["row"]
     for part in found if len(found) > 1 else ():
         titles = [column.title for column in part[1:]]
         assert titles[: len(names)] == names or set(titles) <= set(keys), "no figure without the name of its row"
     assert {column.title for part in found for column in part} - {"#", "row"} == {column.title for column in table}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["full fsdp2", "a_very_long_name_of_a_value_and_another_one full fsdp2"])
+def test_compared_figure_and_loss_verdict_are_in_the_first_table(tmp_path: Path, width: int, name: str) -> None:
+    table = columns(of(pr165(tmp_path), "parallelism=fsdp1"))
+    first, *_ = parts(table, width, [name] * 4, 2)
+    titles = [column.title for column in first]
+    assert titles[titles.index("WPS per device (p10-p90)") :][:3] == [
+        "WPS per device (p10-p90)",
+        "vs fsdp1",
+        "loss vs fsdp1",
+    ]
+    assert sum(narrowest(column) + BETWEEN for column in first) <= width
+    named = "".join(column.cells[1] for column in first[1:3])
+    assert named.endswith("fsdp2") or "fsdp2" in named, "a shortened name keeps its end"
+
+
+def test_the_name_of_a_row_that_did_not_complete_has_its_state(tmp_path: Path) -> None:
+    comparison = of(states(tmp_path))
+    labels = [row_label(comparison, row) for row in comparison.rows]
+    assert [label.endswith(f" ({row.state})") for label, row in zip(labels, comparison.rows, strict=True)] == [
+        row.state != "completed" for row in comparison.rows
+    ]
 
 
 def test_json_has_a_row_per_combination_with_raw_figures(tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ def test_on_a_terminal_it_is_named_at_once_and_makes_room(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    with naming("predicting") as progress:
+        clock.now += 60
+        progress(3, 12)
+        assert capsys.readouterr().err == f"predicting ...{console.WIPE}predicting ... 3 of 12, about 3m00s left"
+    assert capsys.readouterr().err == console.WIPE
     with naming("composing"):
         assert capsys.readouterr().err == "composing ..."
         console.warn("a remark")

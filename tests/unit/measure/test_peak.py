@@ -35,6 +35,14 @@ def test_the_best_peak_is_kept_with_its_date(tmp_path: Path, monkeypatch: pytest
     assert device.measured_peak("fp32", CONTEXT)[0] == 8e10, "a busy machine does not lower the peak"
 
 
+def test_the_peak_of_a_cpu_is_measured_again_and_that_of_a_gpu_is_to_be_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "measured_peak", lambda *_: (1.0, "measured again"))
+    assert device.peak_remark("cpu", "fp32", CONTEXT) == "measured again"
+    assert device.peak_remark("cuda", "bf16", CONTEXT).endswith("check hardware.peak.bf16")
+
+
 def test_a_peak_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path))
     (tmp_path / "cpu_peak.json").write_text(json.dumps({device._peak_key("fp32", CONTEXT): 6e10}))

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from meshrunner.runner import cli
+from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
+from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.config.launch_env import ALLOCATOR
 from meshrunner.runner.ledger.allocations import CATEGORIES
 from meshrunner.runner.predict.allocator.segments import GIB
@@ -95,30 +97,6 @@ def test_a_run_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     found = answered(capsys, "--active", "model=llama2_70b", "hardware=h100_80gb")
     assert found["verdict"] == "does not fit" and "too much; the largest part is" in found["reason"]
     assert found["memory/by_category_gib"]["optimizer"] == pytest.approx(68_976_648_192 * 8 / 8 / GIB, rel=0.01)
-
-
-def test_active_flag_predicts_reserved_memory_near_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    """Active memory alone would fit, but the allocator reserves more than the device has."""
-    small = ("hardware=h100_80gb", *SMALL, "hardware.reserved_elsewhere_gib=0")
-    roomy = answered(capsys, *small)
-    active, reserved = roomy["memory/peak_active_gib"], roomy["memory/peak_reserved_gib"]
-    assert reserved > 1.2 * active
-    for gib in (1.01 * active, (active + reserved) / 2, reserved, 1.05 * reserved):
-        limit = f"hardware.memory_gib={gib}"
-        full, quick = (answered(capsys, *small, limit, *flags) for flags in ((), ("--active",)))
-        assert full["verdict"] != "fits" and quick == full
-    assert answered(capsys, *small, f"hardware.memory_gib={active / 1.1}", "--active")["verdict"] == "does not fit"
-    assert answered(capsys, *small, "--active")["memory/peak_reserved_gib"] is None
-
-
-@pytest.mark.slow(sampled=True)
-def test_active_flag_does_not_call_a_borderline_run_fitting(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = ("hardware=h100_80gb", "launch.nodes=8", "launch.workers=8", "parallelism=fsdp2_tp")
-    run = ("model=llama3_70b", "seq_len=8192", "micro_batch=1", "activation_checkpoint=selective_op", *nodes)
-    found = answered(capsys, *run, "--active")
-    assert (
-        found["verdict"] == "borderline" and found["memory/peak_reserved_gib"] > 77.61 > found["memory/peak_active_gib"]
-    )
 
 
 @pytest.mark.slow
@@ -360,3 +338,15 @@ def test_verdict_follows_from_the_error_of_the_prediction() -> None:
     said = explain("reserved", 3 * GIB, 2 * GIB, "a GPU", {"parameters": GIB}, flushes=1)
     assert "1.00 GiB too much, but it still fits after 1 allocator cache flush; the largest" in said
     assert "flush" not in explain("reserved", GIB, 2 * GIB, "a GPU", {"parameters": GIB}, flushes=0)
+
+
+def test_default_length_of_a_large_model_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*overrides: str) -> str:
+        composed = Composer(parse("plan", list(overrides))).single_run()
+        assert composed is not None
+        warn_of_short_sequences([composed, composed])
+        return capsys.readouterr().err.removeprefix("meshrunner: ")
+
+    assert said("model=llama3_70b").startswith("seq_len=256 is the default for tiny models; models with model.dim=8192")
+    assert not any(map(said, ("model=llama_tiny", "model=hybrid_tiny", "model=moe_tiny", "model=llama4_tiny")))
+    assert not said("model=llama3_70b", "seq_len=256")

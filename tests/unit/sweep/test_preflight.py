@@ -18,12 +18,11 @@ from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hydra.overrides import parse
-from meshrunner.runner.predict import NOT_IN_TIME, Forecast, MemoryForecast, Predicted, SpeedForecast, Verdict
+from meshrunner.runner.predict import NOT_IN_TIME, Forecast, Predicted, Verdict
 from meshrunner.runner.rundir.records import PlanRecord
 from meshrunner.runner.rundir.summary import predicted
 from meshrunner.runner.sweep import preflight
 from meshrunner.runner.sweep.preflight import does_not_fit, predict_single_run, predicted_plans, wanted
-from meshrunner.runner.sweep.ranking import Ranked, _sort_key, columns
 from tests.composed import config, experiment
 from tests.run_dirs import make_run
 
@@ -129,30 +128,6 @@ def test_comparison_shows_the_error_of_the_prediction(tmp_path: Path) -> None:
     without = compare_runs(read_runs([tmp_path / "2"]))
     assert not [column.title for column in table(without) if "predicted" in column.title]
     assert "plan/verdict" not in as_json(without)
-
-
-def ranked(verdict: str, wps: float | None = None, gib: float | None = None, name: str = "") -> Ranked:
-    speed = None if wps is None else SpeedForecast(wps, None, 1.0, {}, 0.0, False, 7.0)
-    memory = None if gib is None else MemoryForecast(gib, 1.0, None, None, None, 0.0, "forward", {}, None, 2.0)
-    return Ranked(["steps=3", name], [name], Forecast(Verdict(verdict, f"why {name}"), memory, speed))
-
-
-def test_fastest_combination_that_fits_is_first() -> None:
-    rows = [
-        ranked("skipped", name="e"),
-        ranked("does not fit", 900.0, 99.0, "d"),
-        ranked("fits", 100.0, 2.0, "b"),
-        ranked("borderline", 800.0, 80.0, "c"),
-        ranked("fits", 1200.0, 3.0, "a"),
-    ]
-    rows.sort(key=_sort_key)
-    cells = columns(rows)
-    assert cells["combination"] == ["a", "b", "c", "d", "e"] and cells["why"] == ["", "", "why c", "why d", "why e"]
-    assert cells["WPS per device"] == ["1,200", "100", "800", "900", ""] and "MFU" not in cells
-    slow = [ranked("fits", gib=gib, name=f"{gib}") for gib in (3.0, 1.0)]
-    assert columns(sorted(slow, key=_sort_key))["peak active"] == ["1.00 GiB", "3.00 GiB"], (
-        "speeds of CPUs are not known"
-    )
 
 
 def test_plan_expands_a_grid_like_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from meshrunner.runner.compare.comparison import compare_runs, compare_sweep
+from meshrunner.runner.compare.findings import undecided
+from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.rundir import place_again, run_names, varying_overrides
 from meshrunner.runner.sweep.combinations import SweepBatch
 from meshrunner.runner.sweep.rounds import _place_round
@@ -58,6 +61,19 @@ def test_a_further_round_repeats_what_is_not_decided(auto: Path) -> None:
     assert {run.name for run in placed} == {"000_tensor-0_repeat-4", "001_tensor-1_repeat-4"}
     assert run_names(auto)[9:] == [run.name for run in placed]
     assert varying_overrides(auto)["000_tensor-0_repeat-4"] == ["tensor-0"]
+
+
+def test_a_row_is_repeated_after_one_failed_run_but_not_after_two(auto: Path) -> None:
+    for repeat, expected in ((3, {"000", "001"}), (2, set())):
+        status = auto / f"001_tensor-1_repeat-{repeat}" / "status.json"
+        write(status, {"state": "failed", "reason": "", "attempt": 1})
+        assert {row.runs[0].path.name[:3] for row in undecided(compare_sweep(auto)[0])} == expected
+
+
+def test_a_baseline_with_one_failed_run_is_repeated_with_its_rows(auto: Path) -> None:
+    write(auto / "000_tensor-0_repeat-1" / "status.json", {"state": "failed", "reason": "", "attempt": 1})
+    comparison = compare_runs(read_runs([auto]), "parallelism.prefetch=0")
+    assert {row.runs[0].path.name[:3] for row in undecided(comparison)} == {"000", "001", "002"}
 
 
 def test_a_round_that_was_written_in_part_is_finished_first(auto: Path) -> None:
