@@ -62,8 +62,8 @@ class Meter(Protocol):
         tokens: int,
         observed: Mapping[str, torch.Tensor],
     ) -> None:
-        """Report that an optimizer step, counted from 1, was launched. On an accelerator, the step may still be running. Some
-        calls read the metrics of all steps since the previous read. They raise FloatingPointError unless all are finite.
+        """Report that an optimizer step, counted from 1, was launched. On an accelerator, it may still be running. Some calls
+        read all metrics since the previous read, and raise FloatingPointError if a loss or gradient norm is not finite.
 
         All tensors are 0-d and on the device. loss: this rank's mean token loss; grad_norm: global gradient norm before clipping;
         tokens: tokens of all ranks; observed: further metrics, keyed by name in events.jsonl, with the same keys at every step.

@@ -117,7 +117,7 @@ class Loads:
 
     @torch.no_grad()
     def balance(self, finite: Tensor) -> dict[str, Tensor]:
-        """Sum token counts over ranks, update the experts' biases, reset the counts. Return metrics (0-d, fp32) of all ranks.
+        """Sum token counts over ranks, update the experts' biases, reset the counts. Return global metrics (0-d, fp32).
 
         An expert's load is its token count. Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664,
         algorithm 1). If `finite` (0-d, bool) is false, biases stay unchanged. A block's violation is

@@ -103,7 +103,7 @@ class MegatronFSDP(Parallelism):
         from torch import distributed as dist
 
         network, device = initialiser.network, initialiser.device
-        with warnings.catch_warnings(action="ignore"):  # of missing packages that are optional, such as Apex
+        with warnings.catch_warnings(action="ignore"):  # optional packages, such as Apex, may be missing
             from megatron_fsdp import MixedPrecisionPolicy, fully_shard_model
 
         # The package computes in the dtype of each parameter. If that is below fp32, the optimizer updates an fp32 copy.
