@@ -80,18 +80,15 @@ def naming(what: str) -> Iterator[Callable[[int, int], None]]:
         return
     began = time.monotonic()
 
-    def show(progress: str = "") -> None:
+    def show(done: int = 0, total: int = 0) -> None:
         global _to_wipe
-        say(f"{what} ...{progress}", end="", to_stderr=True)
+        left = duration((time.monotonic() - began) * (total - done) / max(done, 1))
+        say(f"{what} ..." + f" {done} of {total}, about {left} left" * bool(done), end="", to_stderr=True)
         _to_wipe = True
-
-    def count(done: int, total: int) -> None:
-        left = (time.monotonic() - began) * (total - done) / done
-        show(f" {done} of {total}, about {duration(left)} left")
 
     show()
     try:
-        yield count
+        yield show
     finally:
         say("", end="", to_stderr=True)
 

@@ -44,7 +44,7 @@ def predict_all(
     """
     Predict runs whose settings passed `fit`. After `within_s` seconds in total, return NOT_IN_TIME for all other runs.
 
-    Call `progress` with the number of predicted runs and the number of all runs after each prediction.
+    After each prediction, call `progress` with the number of predicted runs and the number of all runs.
     """
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s

@@ -40,7 +40,7 @@ LEGEND = {
 LEFT_OUT = ("step time", "MFU")
 """Columns that are omitted on a narrow terminal, in this order."""
 SHORTEST_NAME = 24
-"""Minimum width of the column with the combinations, in characters. Longer names are wrapped."""
+"""Minimum width of the column with the combinations, in characters. Names that are too long are wrapped."""
 LISTED = 3
 """Maximum number of sentences about the error of predictions."""
 
@@ -168,29 +168,24 @@ def _table(ranked: Sequence[Ranked], width: int) -> Iterator[str]:
     """Yield the table's lines. A heading with the verdict precedes its combinations; a reason follows those that it explains."""
     cells = columns(ranked)
     names = [" ".join(map(short_override, each.varying or each.overrides)) or "defaults" for each in ranked]
-
-    def room() -> int:
-        return width - 2 - sum(max(map(len, [title, *column])) + 2 for title, column in cells.items())
-
-    longest = max(map(len, ["combination", *names]))
+    widths = {title: max(map(len, [title, *column])) + 2 for title, column in cells.items()}
+    longest = 2 + max(map(len, ["combination", *names]))
     for title in LEFT_OUT:
-        if room() < longest:
-            cells.pop(title, None)
-    wide = max(min(room(), longest), SHORTEST_NAME)
-    widths = [max(map(len, [title, *column])) for title, column in cells.items()]
+        if longest + sum(widths.values()) > width:
+            widths.pop(title, None)
+    room = max(min(width - sum(widths.values()), longest), SHORTEST_NAME)
 
     def line(name: str, figures: Iterable[str]) -> str:
-        return "  ".join([f"  {name:{wide}}", *map(str.rjust, figures, widths)]).rstrip()
+        return "".join([f"  {name}".ljust(room), *map(str.rjust, figures, widths.values())]).rstrip()
 
-    yield line("combination", cells)
-    numbered = range(len(ranked))
-    for answer, group in groupby(numbered, lambda i: ranked[i].forecast.verdict.answer):
+    yield line("combination", widths)
+    for answer, group in groupby(range(len(ranked)), lambda i: ranked[i].forecast.verdict.answer):
         rows = list(group)
         yield f"{answer}: {len(rows)} of {len(ranked)}"
         for reason, alike in groupby(rows, lambda i: ranked[i].forecast.verdict.reason):
             for i in alike:
-                first, *rest = textwrap.wrap(names[i], wide, break_on_hyphens=False)
-                yield line(first, [column[i] for column in cells.values()])
-                yield from (line(f"  {part}", []) for part in rest)
+                first, *rest = textwrap.wrap(names[i], room - 2, subsequent_indent="  ", break_on_hyphens=False)
+                yield line(first, [cells[title][i] for title in widths])
+                yield from (line(part, []) for part in rest)
             if answer != FITS:
                 yield paragraph(one_line(reason), 4, width)
