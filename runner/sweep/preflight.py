@@ -13,7 +13,7 @@ from meshrunner.runner.config.devices import expected_device_type
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.console import naming, one_line, warn
-from meshrunner.runner.predict import DOES_NOT_FIT, NOT_IN_TIME, NOT_PLANNED, Predicted, predict_all
+from meshrunner.runner.predict import DOES_NOT_FIT, NOT_IN_TIME, NOT_PLANNED, Predicted, Verdict, predict_all
 from meshrunner.runner.rundir import RESULTS, read_state
 
 if TYPE_CHECKING:
@@ -76,16 +76,10 @@ def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -
             found = predict_all(resolved, active_only=True, within_s=BUDGET_S, progress=progress)
     except Exception as error:  # for example, the forkserver was killed or the disk is full
         found = [Predicted(None, f"{type(error).__name__}: {error}")] * len(configs)
-    late, faults = 0, []
-    for each in found:
-        if each is NOT_IN_TIME:
-            late += 1
-        elif each.forecast is None:
-            faults.append(each.fault)
-        elif each.forecast.verdict.answer == NOT_PLANNED:
-            faults.append(each.forecast.verdict.reason)
+    verdicts = [each.forecast.verdict if each.forecast else Verdict(NOT_PLANNED, each.fault) for each in found]
+    faults = [reason for answer, reason in verdicts if answer == NOT_PLANNED and reason != NOT_IN_TIME.fault]
     of_all = f"of {len(found):,} combinations"
-    if late:
+    if late := found.count(NOT_IN_TIME):
         warn(f"preflight: {late:,} {of_all} were not predicted within {BUDGET_S:g} s; starting them anyway")
     if faults:
         many = f"{len(faults):,} {of_all} could not be predicted"
