@@ -1,6 +1,7 @@
 """Benchmarks that compare meshrunner with a hand-written FSDP2 loop, and meshrunner's options with each other.
 
     python -m bench [NAME...]     run the named benchmarks, or all if no name is given; `main` below lists the names
+    python -m bench published     compare predictions with published runs, and write the tables in docs/measurements/plan.md
     python -m bench gpu           test which options work on this machine's GPUs, and measure their speed; -h lists the flags
 
 A comparison runs its two programs A and B in turn (A B A B ...) or at the same time. Each pair of runs yields one ratio of their
@@ -258,6 +259,10 @@ def main() -> None:
         from bench.gpu.bench import gpu
 
         sys.exit(gpu(sys.argv[2:]))
+    if sys.argv[1:2] == ["published"]:
+        from bench.published import published
+
+        sys.exit(published())
     chosen = sys.argv[1:] or list(known)
     print(f"{cpu_name()}, {cores()} cores, Python {platform.python_version()}, torch {version('torch')}", flush=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 class Titan2024(Llama):
     """Llama, as torchtitan wrote it then."""
 
+    fused_norm: ClassVar[bool] = False
+
     def network(self, seq_len: int) -> Transformer:
         import torch
         import torch.nn.functional as F
@@ -61,9 +63,12 @@ class Titan2024(Llama):
 
         network = super().network(seq_len)
         for block in network.layers:
-            block.attention_norm, block.ffn_norm = RMSNorm(self.dim, self.norm_eps), RMSNorm(self.dim, self.norm_eps)
+            if not self.fused_norm:
+                block.attention_norm = RMSNorm(self.dim, self.norm_eps)
+                block.ffn_norm = RMSNorm(self.dim, self.norm_eps)
             block.attention = Attention(self)
-        network.norm = RMSNorm(self.dim, self.norm_eps)
+        if not self.fused_norm:
+            network.norm = RMSNorm(self.dim, self.norm_eps)
         assert isinstance(network.layers, nn.ModuleList)
         return network
 
@@ -118,3 +123,9 @@ class FullInside(Full):
     """Whole blocks, as the compiler saw it: it leaves out the last product of a block, whose result backward does not need."""
 
     inside_compile: ClassVar[bool] = True
+
+
+class FusedNorm(Titan2024):
+    """torchtitan's Llama of July 2024, whose norm is one kernel."""
+
+    fused_norm: ClassVar[bool] = True

@@ -93,7 +93,10 @@ _COMMANDS = (
         (),
         (
             Flag(("--json",), "print a JSON object, or with -m a list of objects"),
-            Flag(("--active",), "predict only the memory of tensors (faster), not what the allocator reserves"),
+            Flag(
+                ("--active",),
+                "predict what the allocator reserves only if the memory of tensors does not decide (faster)",
+            ),
             Flag(("--max",), "find the largest value of KEY that fits (single runs only)", "KEY"),
             Flag(("--html",), "also write a page that shows memory over a step (single runs only)", "FILE", "file"),
             MULTIRUN,

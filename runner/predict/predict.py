@@ -2,7 +2,7 @@
 Predicts one run: whether it fits, how much memory it holds at its peak, and how fast it is.
 
 For a GPU, the trace is replayed through a model of the caching allocator. The run fits if the GPU has room for the
-reserved memory (tensors and the allocator's cache). For a CPU, or with `active_only`, the active memory (tensors) must fit.
+reserved memory (tensors and the allocator's cache). For a CPU, the active memory (tensors) must fit.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from meshrunner.runner.predict.activations import largest_block_bytes
 from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocator, allocator_settings
 from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.forecast import (
+    BORDERLINE,
+    DOES_NOT_FIT,
     NOT_PLANNED,
     Forecast,
     MemoryForecast,
@@ -37,6 +39,11 @@ ACTIVE_ERROR_PCT = 2.0
 """Bound on the error of the predicted peak of active memory, in percent (from docs/measurements/plan.md)."""
 RESERVED_ERROR_PCT = 8.0
 """Bound on the error of the predicted peak of reserved memory, in percent (from docs/measurements/plan.md)."""
+RESERVED_PER_ACTIVE, PARTLY_USED = 2.5, 2**28
+"""
+Bound on reserved memory: a multiple of active memory, plus bytes for segments of which little is used. The largest ratio is 2.29
+in the predictions of docs/measurements/plan.md, and 1.37 in published runs. The rest covers the error of reserved memory.
+"""
 
 
 def predict(
@@ -45,8 +52,9 @@ def predict(
     """
     Predict a run whose settings passed `fit`. Let exceptions of user classes through, unless only the meta device causes them.
 
-    `active_only` predicts active memory but not reserved memory. This is faster, because two models with fewer blocks are traced
-    if possible. `with_timeline` adds memory over time to the forecast, and the model is then always traced with all its blocks.
+    `active_only` predicts reserved memory only if active memory does not decide whether the run fits. This is faster, because two
+    models with fewer blocks are traced if possible. `with_timeline` adds memory over time to the forecast, and the model is then
+    always traced with all its blocks.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():
@@ -76,6 +84,8 @@ def predict(
         )
     else:
         verdict, memory = _active_memory(workload, device, traces)
+        if verdict.answer == BORDERLINE and device.type == "cuda":
+            return predict(experiment, device, with_timeline=with_timeline)
     over_time = None
     if with_timeline:
         points = replayed.points if replayed else points_without_allocator(traces[0].events, traces[0].last_step)
@@ -98,10 +108,10 @@ def _active_memory(
     capacity, needed = _capacity(device), max(peak.total, startup)
     # At full depth, the start-up memory is known only in total, not by category.
     kind, by_category = ("active", peak.by_category) if peak.total >= startup else ("active at start-up", {})
-    verdict = Verdict(
-        judge(needed, capacity, ACTIVE_ERROR_PCT / 100, lambda nbytes: needed <= nbytes),
-        explain(kind, needed, capacity, device.name, by_category),
-    )
+    answer = judge(needed, capacity, ACTIVE_ERROR_PCT / 100, lambda nbytes: needed <= nbytes)
+    if device.type == "cuda" and answer != DOES_NOT_FIT and needed * RESERVED_PER_ACTIVE + PARTLY_USED > capacity:
+        answer = BORDERLINE
+    verdict = Verdict(answer, explain(kind, needed, capacity, device.name, by_category))
     return verdict, _memory_forecast(device, peak, startup, traces[-1], ACTIVE_ERROR_PCT)
 
 

@@ -1,4 +1,8 @@
-"""The error of predictions, found by comparing them with published runs. `python -m bench published` writes published.yaml."""
+"""
+States the error of predicted speeds: the largest error in published runs like the run.
+
+`python -m bench published` compares the runs and writes published.yaml.
+"""
 
 from __future__ import annotations
 
@@ -12,51 +16,56 @@ from meshrunner.runner.rundir import parse_yaml
 
 
 class Regime(NamedTuple):
-    """Published runs of one kind, and the largest error of their predictions."""
+    """Published runs of one kind, and the largest error of their predicted speeds."""
 
     hardware: str
     """`name` of the device."""
     precision: str
-    seq_len: int
+    shortest: int
+    """Smallest sequence length of the runs."""
+    longest: int
     """Largest sequence length of the runs."""
-    above: int
-    """Sequence lengths up to this one belong to another regime."""
     nodes: int
     """Largest number of nodes of the runs."""
+    runs: int
+    """Number of runs."""
     speed_pct: float
-    """Largest error of a predicted speed, in percent."""
+    """Largest error in percent, rounded up."""
 
 
 class StatedError(NamedTuple):
-    """Error of a prediction that is stated with it."""
+    """Error that is stated with a predicted speed."""
 
-    speed_pct: float
+    pct: float
     basis: str
-    """Sentence with `speed_pct` and the measured runs in which it was found."""
+    """Sentence with `pct` and the measured runs in which it was found."""
 
 
 def stated_error(experiment: Experiment, hardware: GPU | CPU) -> StatedError:
     """Return the error of a predicted speed: that of the calibration, else that of published runs like this one."""
     if hardware.calibrated is not None:
-        error = hardware.calibrated.error_pct
-        return StatedError(error, f"calibrated; each measured run was predicted from the others to within {error:g}%")
+        pct = hardware.calibrated.error_pct
+        return StatedError(pct, f"calibrated; each measured run was predicted from the others to within {pct:g}%")
     assert isinstance(hardware, GPU), "a CPU has no speed before it is calibrated"
-    precision, seq_len, nodes = experiment.precision.kind, experiment.seq_len, experiment.launch.nodes
+    kind, tokens, nodes = (hardware.name, experiment.precision.kind), experiment.seq_len, experiment.launch.nodes
     for each in regimes():
-        if (
-            (each.hardware, each.precision) == (hardware.name, precision)
-            and each.above < seq_len <= each.seq_len
-            and nodes <= each.nodes
-        ):
-            runs = f"published {precision} runs on {each.hardware}, sequences of up to {each.seq_len:,} tokens"
-            return StatedError(each.speed_pct, f"uncalibrated; {runs}, were predicted to within {each.speed_pct:g}%")
-    error = max(each.speed_pct for each in regimes())
-    run = f"{precision} on {hardware.name}, {seq_len:,} tokens, {nodes} node{'s' * (nodes > 1)}"
-    never = f"uncalibrated; never compared with a published run of this kind ({run})"
-    return StatedError(error, f"{never}; other published runs were predicted to within {error:g}%")
+        if each[:2] == kind and each.shortest <= tokens <= each.longest and nodes <= each.nodes:
+            span = f"{each.shortest:,} to {each.longest:,}" if each.shortest < each.longest else f"{each.longest:,}"
+            runs = f"{each.runs} published {kind[1]} runs on {kind[0]} ({span} tokens, at most {_nodes(each.nodes)})"
+            return StatedError(
+                each.speed_pct, f"uncalibrated; predictions of {runs} were off by up to {each.speed_pct:g}%"
+            )
+    pct = max(each.speed_pct for each in regimes())
+    run = f"{kind[1]} on {kind[0]}, {tokens:,} tokens, {_nodes(nodes)}"
+    others = f"predictions of other published runs were off by up to {pct:g}%"
+    return StatedError(pct, f"uncalibrated; never compared with a published run ({run}); {others}")
 
 
 @cache
 def regimes() -> list[Regime]:
     """Return the regimes in published.yaml."""
     return [Regime(**each) for each in parse_yaml(Path(__file__).with_suffix(".yaml").read_text())]
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"

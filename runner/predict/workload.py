@@ -69,7 +69,7 @@ class Workload:
             seconds_by_part=step_time.seconds_by_part,
             exposed_communication_s=step_time.exposed_communication_s,
             calibrated=hardware.calibrated is not None,
-            error_pct=error.speed_pct,
+            error_pct=error.pct,
             error_basis=error.basis,
         )
 

@@ -99,6 +99,30 @@ def test_a_run_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["memory/by_category_gib"]["optimizer"] == pytest.approx(68_976_648_192 * 8 / 8 / GIB, rel=0.01)
 
 
+def test_active_flag_predicts_reserved_memory_near_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    """Active memory alone would fit, but the allocator reserves more than the device has."""
+    small = ("hardware=h100_80gb", *SMALL, "hardware.reserved_elsewhere_gib=0")
+    roomy = answered(capsys, *small)
+    active, reserved = roomy["memory/peak_active_gib"], roomy["memory/peak_reserved_gib"]
+    assert reserved > 1.2 * active
+    for gib in (1.01 * active, (active + reserved) / 2, reserved, 1.05 * reserved):
+        limit = f"hardware.memory_gib={gib}"
+        full, quick = (answered(capsys, *small, limit, *flags) for flags in ((), ("--active",)))
+        assert full["verdict"] != "fits" and quick == full
+    assert answered(capsys, *small, f"hardware.memory_gib={active / 1.1}", "--active")["verdict"] == "does not fit"
+    assert answered(capsys, *small, "--active")["memory/peak_reserved_gib"] is None
+
+
+@pytest.mark.slow(sampled=True)
+def test_active_flag_does_not_call_a_borderline_run_fitting(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = ("hardware=h100_80gb", "launch.nodes=8", "launch.workers=8", "parallelism=fsdp2_tp")
+    run = ("model=llama3_70b", "seq_len=8192", "micro_batch=1", "activation_checkpoint=selective_op", *nodes)
+    found = answered(capsys, *run, "--active")
+    assert (
+        found["verdict"] == "borderline" and found["memory/peak_reserved_gib"] > 77.61 > found["memory/peak_active_gib"]
+    )
+
+
 @pytest.mark.slow
 def test_active_flag_predicts_the_same_peak(capsys: pytest.CaptureFixture[str]) -> None:
     deep = ("hardware=h100_80gb", *SMALL, "model.n_layers=12")

@@ -1,0 +1,259 @@
+"""Training runs that others measured and published, as overrides of a prediction. `bench.published` compares the two."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A published run, and the overrides that describe it."""
+
+    source: str
+    """Key in SOURCES."""
+    name: str
+    overrides: tuple[str, ...]
+    wps: tuple[float, float]
+    """Published tokens per second per device, from and to."""
+    reserved_gib: float | None = None
+    """Published peak of reserved memory, in GiB; None: not published."""
+    active_gib: float | None = None
+    """Published peak of active memory, in GiB; None: not published."""
+    fitted: bool = False
+    """Whether constants of the device were fitted to this row."""
+
+
+SOURCES = {
+    "PR 165": (
+        "[torchtitan, pull request #165](https://github.com/pytorch/torchtitan/pull/165), March 2024. H100s of 500 W, segments "
+        "of fixed size"
+    ),
+    "titan 2024-07": "[torchtitan](https://github.com/pytorch/torchtitan), the docs/performance.md of July 2024",
+    "titan 2024-12": (
+        "[torchtitan](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md), "
+        "December 2024. H100s of 500 W. The launch script set expandable segments. Weights are gathered in float8, except in "
+        "the row with tensor parallelism, which gathered activations in float8"
+    ),
+    "Trainy": (
+        "[Trainy](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md) with "
+        "torchtitan, June 2025. Started without the launch script, so with segments of fixed size. The loss was compiled"
+    ),
+    "AWS": (
+        "[AWS](https://aws.amazon.com/blogs/machine-learning/efficient-pre-training-of-llama-3-like-model-architectures-using-"
+        "torchtitan-on-amazon-sagemaker/) with torchtitan, October 2024. Batch 1, torchtitan's default, because none is published"
+    ),
+    "fms-fsdp": "[fms-fsdp](https://github.com/foundation-model-stack/fms-fsdp). 400 Gbit/s per node",
+    "IBM 2024-03": (
+        "[IBM](https://pytorch.org/blog/maximizing-training/) with fms-fsdp. 400 Gbit/s per node of A100s, 800 Gbit/s per node "
+        "of H100s"
+    ),
+    "IBM 2024-05": (
+        "[IBM](https://pytorch.org/blog/maximizing-training-throughput/) with fms-fsdp. Published as MFU in whole percent. "
+        "400 Gbit/s per node of A100s, 3.2 Tbit/s per node of H100s"
+    ),
+    "Kempner": (
+        "[KempnerForge](https://github.com/KempnerInstitute/KempnerForge/tree/main/benchmarks/mfu_scaling), April 2026. Nodes of "
+        "four H200s, full recomputation, compiled. The published memory is too small for weights in fp32, so they were in bf16"
+    ),
+}
+"""Descriptions of the publications. Each begins with a link."""
+
+COMPILED = "compile=per_block"
+FLOAT8 = (COMPILED, "precision=float8")
+GATHERED = (*FLOAT8, "precision.all_gather=true")
+THEN = ("wrap=rules", "data=random", "model.kind=tests.titan2024:Titan2024", "loss.kind=tests.titan2024:Logits")
+LAYOUTS = {
+    "fsdp1": (
+        "parallelism=fsdp1",
+        "parallelism.reshard_after_forward=always",
+        "parallelism.kind=tests.titan2024:FSDP1Then",
+    ),
+    "fsdp2": (
+        *("parallelism=fsdp2", "parallelism.reshard_after_forward=except_last"),
+        "parallelism.kind=tests.titan2024:FSDP2Then",
+    ),
+}
+Speed = float | tuple[float, float]
+
+
+def march(
+    layout: str,
+    recompute: str,
+    wps: Speed,
+    reserved: float,
+    active: float | None = None,
+    *more: str,
+    fitted: bool = True,
+) -> Row:
+    """Return a run of pull request #165. Compilers saw whole blocks recomputed then."""
+    inside = COMPILED in more and recompute == "full"
+    overrides = (
+        *("model=llama2_7b", "hardware=h100_96gb", "seq_len=2048", "micro_batch=8", "precision=bf16", *THEN),
+        *(*LAYOUTS[layout], f"activation_checkpoint={recompute}", *more),
+        *(("activation_checkpoint.kind=tests.titan2024:FullInside",) if inside else ()),
+    )
+    name = ", ".join(("Llama 2 7B", layout, recompute, *_changes(more)))
+    return Row("PR 165", name, overrides, _range(wps), reserved, active, fitted)
+
+
+def titan(
+    source: str,
+    where: tuple[str, int],
+    model: str,
+    recompute: str,
+    size: tuple[int, int],
+    wps: Speed,
+    reserved: float | None = None,
+    *more: str,
+) -> Row:
+    """Return a later run of torchtitan, with FSDP2. `where`: (hardware, nodes); `size`: (tokens, sequences per device)."""
+    (hardware, nodes), (seq_len, batch) = where, size
+    overrides = (
+        *(
+            f"model={model}",
+            f"hardware={hardware}",
+            f"launch.nodes={nodes}",
+            f"seq_len={seq_len}",
+            f"micro_batch={batch}",
+        ),
+        *(f"activation_checkpoint={recompute}", "precision=bf16", *THEN, *LAYOUTS["fsdp2"]),
+        *("parallelism.kind=tests.titan2024:FSDP2InDecember", *more),
+    )
+    name = ", ".join((_title(model), recompute, *_changes(more)))
+    return Row(source, name, overrides, _range(wps), reserved, fitted=source == "titan 2024-07")
+
+
+def a100(model: str, batch: int, recompute: str, wps: float) -> Row:
+    """Return a run of July 2024, whose norm was one kernel."""
+    size = (8192 if model.startswith("llama3") else 4096, batch)
+    norm = "model.kind=tests.titan2024:FusedNorm"
+    return titan("titan 2024-07", ("a100_80gb", 8), model, recompute, size, wps, None, norm)
+
+
+def fms(
+    source: str, where: tuple[str, int, float], model: str, batch: int, recompute: str, wps: Speed, *more: str
+) -> Row:
+    """Return a run of fms-fsdp: FSDP1, sharded inside nodes up to 13B. `where`: (hardware, nodes, GB/s per device)."""
+    hardware, nodes, network = where
+    layout = ("parallelism=fsdp1",) if "70b" in model else ("parallelism=hsdp1", f"parallelism.replicate={nodes}")
+    overrides = (
+        *(f"model={model}", f"hardware={hardware}", f"launch.nodes={nodes}", f"hardware.network_bandwidth={network}"),
+        *("seq_len=4096", f"micro_batch={batch}", f"activation_checkpoint={recompute}", "precision=bf16"),
+        *("precision.reduce=bf16", "data=random", *layout, *more),
+    )
+    return Row(source, ", ".join((_title(model), recompute, f"batch {batch}", *_changes(more))), overrides, _range(wps))
+
+
+def kempner(model: str, nodes: int, workers: int, tensor: int, wps: float) -> Row:
+    """Return a run of KempnerForge on nodes of H200s."""
+    batch, micro_batches = (2, 4) if model == "llama3_70b" else (4, 2)
+    world = nodes * workers
+    overrides = (
+        *(f"model={model}", "hardware=h200", f"launch.nodes={nodes}", f"launch.workers={workers}", "seq_len=4096"),
+        *(f"micro_batch={batch}", f"global_batch={batch * micro_batches * world // tensor}", "precision=bf16"),
+        *("activation_checkpoint=full", COMPILED, "data=random", f"parallelism={'single' if world == 1 else 'fsdp2'}"),
+        *((f"parallelism.tensor={tensor}",) if tensor > 1 else ()),
+    )
+    return Row("Kempner", ", ".join((_title(model), *[f"tensor {tensor}"] * (tensor > 1))), overrides, _range(wps))
+
+
+def mfu(percent: int, model: str, hardware: str) -> Speed:
+    """Return the tokens per second of an MFU in whole percent. FLOPs per token at 4,096 tokens are those of nanoGPT."""
+    flops = {"llama2_7b": 46.87e9, "llama2_13b": 88.4e9, "llama2_70b": 446.1e9}[model]
+    peak = {"a100_80gb": 312e12, "h100_80gb": 989e12}[hardware]
+    return (percent - 0.5) / 100 * peak / flops, (percent + 0.5) / 100 * peak / flops
+
+
+def ibm(percents: dict[str, int], hardware: str, nodes: int, network: float) -> list[Row]:
+    """Return the compiled runs of May 2024, one for each model."""
+    recompute = {"llama2_7b": "none", "llama2_13b": "selective_layer", "llama2_70b": "full"}
+    return [
+        fms(
+            "IBM 2024-05",
+            (hardware, nodes, network),
+            model,
+            2,
+            recompute[model],
+            mfu(percent, model, hardware),
+            COMPILED,
+        )
+        for model, percent in percents.items()
+    ]
+
+
+def _range(wps: Speed) -> tuple[float, float]:
+    return wps if isinstance(wps, tuple) else (wps, wps)
+
+
+def _title(model: str) -> str:
+    family, size = model.split("_")
+    return f"Llama {family.removeprefix('llama')} {size.upper()}"
+
+
+def _changes(overrides: tuple[str, ...]) -> list[str]:
+    """Return short descriptions of overrides."""
+    known = {
+        COMPILED: "compiled",
+        "precision=float8": "float8",
+        "precision.all_gather=true": "float8 gathers",
+        "parallelism.tensor=8": "tensor 8",
+        "micro_batch=16": "batch 16",
+    }
+    return [known[each] for each in overrides if each in known]
+
+
+H100, H200, SAC = "h100_96gb", "h200", "selective_op"
+COMPILED_LOSS = ("parallelism.kind=fsdp2", "loss.kind=plain")
+"""Overrides for torchtitan with a compiled loss, which keeps no logits in fp32."""
+WITH_TENSOR = (*FLOAT8, *COMPILED_LOSS, "parallelism.tensor=8")
+
+ROWS = (
+    march("fsdp1", "full", (6100, 6200), 32.14, 23.58),
+    march("fsdp1", SAC, (6500, 6700), 63.90, 50.35),
+    march("fsdp2", "full", (6100, 6300), 31.02, 22.73),
+    march("fsdp2", SAC, (6600, 6800), 59.41, 49.54),
+    march("fsdp2", "full", (7200, 7500), 28.90, None, COMPILED),
+    march("fsdp2", SAC, (8100, 8400), 53.83, None, COMPILED),
+    march("fsdp2", "none", (9100, 9300), 90.28, None, COMPILED, fitted=False),
+    march("fsdp2", SAC, 8600, 88.23, None, COMPILED, "micro_batch=16", fitted=False),
+    titan("titan 2024-12", (H100, 1), "llama3_8b", SAC, (8192, 2), 5762, 82.4),
+    titan("titan 2024-12", (H100, 1), "llama3_8b", SAC, (8192, 2), 6667, 77.0, COMPILED),
+    titan("titan 2024-12", (H100, 1), "llama3_8b", SAC, (8192, 2), 8532, 76.8, *GATHERED),
+    titan("titan 2024-12", (H100, 16), "llama3_8b", SAC, (8192, 2), 5605, 67.0),
+    titan("titan 2024-12", (H100, 16), "llama3_8b", SAC, (8192, 2), 6514, 62.0, COMPILED),
+    titan("titan 2024-12", (H100, 16), "llama3_8b", SAC, (8192, 2), 8380, 61.8, *GATHERED),
+    titan("titan 2024-12", (H100, 1), "llama3_8b", "full", (32768, 1), 3890, 83.9, *GATHERED),
+    titan("titan 2024-12", (H100, 32), "llama3_70b", "full", (8192, 16), 829, 71.9, *WITH_TENSOR),
+    titan("Trainy", (H200, 4), "llama3_8b", SAC, (8192, 2), 10938, 47.96, *GATHERED, *COMPILED_LOSS),
+    titan("Trainy", (H200, 8), "llama3_8b", SAC, (8192, 2), 10753, 46.97, *GATHERED, *COMPILED_LOSS),
+    titan("AWS", ("h100_80gb", 4), "llama3_8b", SAC, (8192, 1), 6475),
+    titan("AWS", ("h100_80gb", 4), "llama3_8b", SAC, (8192, 1), 7166, None, COMPILED),
+    titan("AWS", ("h100_80gb", 4), "llama3_8b", SAC, (8192, 1), 8624, None, *FLOAT8),
+    titan("AWS", ("h100_80gb", 4), "llama3_8b", SAC, (8192, 1), 8950, None, *GATHERED),
+    a100("llama3_8b", 1, "selective_layer", 2904),
+    a100("llama3_8b", 1, SAC, 2973),
+    a100("llama3_70b", 1, "full", 331),
+    a100("llama2_13b", 2, "none", 2162),
+    a100("llama2_13b", 2, "selective_layer", 1914),
+    a100("llama2_13b", 2, SAC, 1904),
+    a100("llama2_70b", 1, SAC, 355),
+    a100("llama2_70b", 2, "full", 353),
+    fms("fms-fsdp", ("a100_80gb", 16, 6.25), "llama2_7b", 2, "none", 3760),
+    fms("fms-fsdp", ("a100_80gb", 16, 6.25), "llama2_13b", 1, "none", 1700),
+    fms("fms-fsdp", ("a100_80gb", 16, 6.25), "llama2_70b", 6, "full", 380),
+    fms("IBM 2024-03", ("a100_80gb", 16, 6.25), "llama2_13b", 2, "selective_layer", 1800),
+    fms("IBM 2024-03", ("a100_80gb", 16, 6.25), "llama2_70b", 2, "full", 370),
+    *ibm({"llama2_7b": 68, "llama2_13b": 60, "llama2_70b": 55}, "a100_80gb", 16, 6.25),
+    fms("IBM 2024-03", ("h100_80gb", 12, 12.5), "llama2_7b", 2, "none", 7500),
+    fms("IBM 2024-03", ("h100_80gb", 12, 12.5), "llama2_13b", 2, "selective_layer", 3800),
+    fms("IBM 2024-03", ("h100_80gb", 12, 12.5), "llama2_70b", 2, "full", 800),
+    *ibm({"llama2_7b": 45, "llama2_13b": 43, "llama2_70b": 38}, "h100_80gb", 58, 50.0),
+    kempner("llama3_8b", 1, 1, 1, 10471),
+    kempner("llama3_8b", 1, 2, 1, 9364),
+    kempner("llama3_8b", 1, 2, 2, 6582),
+    kempner("llama3_8b", 1, 4, 1, 9746),
+    kempner("llama3_8b", 1, 4, 4, 6284),
+    kempner("llama3_8b", 1, 4, 2, 6495),
+    kempner("llama3_8b", 2, 4, 4, 5537),
+    kempner("llama3_8b", 8, 4, 4, 4872),
+    kempner("llama3_70b", 8, 4, 4, 552),
+)
