@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -41,8 +40,7 @@ def prepare_data(
         yield
         return
     log = run_dir / DATA_LOG
-    arguments = (data, spec, log, dict(os.environ), list(sys.path))
-    producer = forkserver.context.Process(target=_produce, args=arguments, name="data", daemon=True)
+    producer = forkserver.child(log, os.environ, _produce, data, spec, name="data", daemon=True)
     producer.start()
     try:
         _wait_until_started(data, spec, producer, log, doing)
@@ -65,19 +63,13 @@ def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
         )
 
 
-def _produce(data: Data, spec: DataSpec, log: Path, environment: dict[str, str], path: list[str]) -> None:
-    forkserver.enter(log, environment, path)
-    status = 1
+def _produce(data: Data, spec: DataSpec) -> int:
     try:
         data.produce(spec)
-        status = 0
     except ConfigError as error:
         print(error, file=sys.stderr)
-    except Exception:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # threads of pyarrow and fsspec can hang or crash at interpreter shutdown
+        return 1
+    return 0
 
 
 def _wait_until_started(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import pickle
 import resource
 import sys
@@ -19,11 +18,10 @@ from meshrunner.recipes.errors import ConfigError, TooLarge
 from meshrunner.runner.config.devices import host_memory
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.launch.environment import apply_allocator_settings
-from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.cpu_binding import allowed_cpus, bind_to_gpu
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import Environment, RankError
-from meshrunner.runner.rundir.files import ENVIRONMENT, rank_error, rank_log
+from meshrunner.runner.rundir.files import ENVIRONMENT, rank_error
 
 if TYPE_CHECKING:
     import torch
@@ -35,18 +33,13 @@ STOPPED_EARLY = 75
 """Exit code of a worker that ended before the last step because of a stop request."""
 
 
-def main(run_dir: str, experiment: bytes, context: WorkerContext, environment: dict[str, str], path: list[str]) -> None:
-    """Run a worker process. Set sys.path to `path` first, because unpickling `experiment` may import the user's classes."""
-    folder = Path(run_dir)
-    forkserver.enter(rank_log(folder, context.rank), environment, path)
+def main(run_dir: Path, experiment: bytes, context: WorkerContext) -> int:
+    """Run a worker process and return its exit code. `experiment` is pickled."""
     try:
-        code = _train(folder, pickle.loads(experiment), context)
+        return _train(run_dir, pickle.loads(experiment), context)
     except BaseException as error:  # the launcher must learn of every exception
-        _write_error(folder, context, error)
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # a regular exit destroys the process group before DDP and may hang
+        _write_error(run_dir, context, error)
+        return 1
 
 
 def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int:

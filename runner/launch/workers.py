@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,7 +34,7 @@ from meshrunner.runner.process.network import gloo_interface
 from meshrunner.runner.process.signals import first_interrupt
 from meshrunner.runner.process.worker_context import SharedIntegers, WorkerContext
 from meshrunner.runner.rundir import started_at, update_status
-from meshrunner.runner.rundir.files import rank_error
+from meshrunner.runner.rundir.files import rank_error, rank_log
 
 FAILURE_GRACE_S = 2.0
 """Seconds to wait after the first failure, so that other ranks can report their own failures."""
@@ -114,7 +113,7 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
     environment = worker_environment(attempt.experiment, devices.type)
     if node.count > 1 and "GLOO_SOCKET_IFNAME" not in environment and (name := gloo_interface(environment, node.host)):
         environment["GLOO_SOCKET_IFNAME"] = name
-    pickled = pickle.dumps(attempt.experiment)
+    pickled = pickle.dumps(attempt.experiment)  # only after a worker has set sys.path can it import the user's classes
     processes: list[BaseProcess] = []
     for local_rank in range(devices.workers):
         context = WorkerContext(
@@ -131,8 +130,8 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
             stop_requested=attempt.preemption.shared,
         )
         rank_error(attempt.run_dir, context.rank).unlink(missing_ok=True)
-        arguments = (str(attempt.run_dir), pickled, context, environment | context.environment, sys.path)
-        processes.append(forkserver.context.Process(target=worker.main, args=arguments))
+        log, variables = rank_log(attempt.run_dir, context.rank), environment | context.environment
+        processes.append(forkserver.child(log, variables, worker.main, attempt.run_dir, pickled, context))
     return processes
 
 

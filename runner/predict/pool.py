@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import cores, expected_devices
@@ -93,15 +92,13 @@ def predict_all(
 def _start(number: int, active_only: bool) -> tuple[Connection, BaseProcess]:
     ours, theirs = forkserver.context.Pipe()
     log = Path(forkserver.temporary_folder()) / f"plan{number}.log"
-    arguments = (theirs, active_only, log, dict(os.environ), list(sys.path))
-    process = forkserver.context.Process(target=_answer, args=arguments, name="plan", daemon=True)
+    process = forkserver.child(log, os.environ, _answer, theirs, active_only, name="plan", daemon=True)
     process.start()
     theirs.close()  # if this copy stayed open, the child's exit would go unnoticed
     return ours, process
 
 
-def _answer(connection: Connection, active_only: bool, log: Path, environment: dict[str, str], path: list[str]) -> None:
-    forkserver.enter(log, environment, path)
+def _answer(connection: Connection, active_only: bool) -> NoReturn:
     while True:
         connection.send(_predicted(connection.recv(), active_only))
 

@@ -12,10 +12,12 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import current_process
 from pathlib import Path
 from typing import Any, NoReturn
@@ -127,12 +129,22 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
+def child(
+    log: Path, environment: Mapping[str, str], body: Callable[..., int], *arguments: Any, **options: Any
+) -> ForkServerProcess:
     """
-    Set up this child process: append its output to `log`, ignore Ctrl-C, and let the kernel kill it when the launcher ends.
+    Return a process, not yet started, that calls `body(*arguments)` and exits with the returned code.
 
-    Set os.environ to `environment` and sys.path to `path`, because the forkserver, not the launcher, started this process.
+    The process appends its output to `log`, ignores Ctrl-C, and is killed by the kernel when the launcher ends. It gets
+    `environment` and the launcher's sys.path, because the forkserver, not the launcher, starts it.
     """
+    own = (log, dict(environment), list(sys.path), body, arguments)
+    return context.Process(target=_run, args=own, **options)
+
+
+def _run(
+    log: Path, environment: dict[str, str], path: list[str], body: Callable[..., int], arguments: tuple[Any, ...]
+) -> NoReturn:
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:  # for example, the run directory was moved; stderr is still the user's terminal
@@ -154,6 +166,14 @@ def enter(log: Path, environment: dict[str, str], path: list[str]) -> None:
     os.environ.update(environment)
     tempfile.tempdir = None  # a preloaded module may have cached another TMPDIR
     sys.path[:] = path
+    code = 1
+    try:
+        code = body(*arguments)
+    except Exception:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a regular exit may hang: threads of libraries, or DDP without its process group
 
 
 def _die_with_launcher() -> None:

@@ -16,9 +16,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from meshrunner.runner.process import forkserver
 from meshrunner.runner.rundir import FINAL, StepRow, Summary, Tail, read_state, read_status
-from meshrunner.runner.rundir.files import EVENTS, SUMMARY, is_run, is_sweep, tracker_log
+from meshrunner.runner.rundir.files import EVENTS, SUMMARY, is_run, is_sweep
 from meshrunner.runner.trackers.base import Tracker, tracker_of
 from meshrunner.runner.trackers.description import RunRecord, SweepRecord, update_tracking
 
@@ -51,14 +50,10 @@ class RowBuffer:
         return [self._held.pop(step) for step in ready]
 
 
-def main(folder: str, member: str, ended: Connection | None, environment: dict[str, str], path: list[str]) -> None:
-    """Run a tracker in the process that a `TrackerHandle` starts, then exit the process."""
-    forkserver.enter(tracker_log(Path(folder), member), environment, path)
+def run_in_background(folder: Path, ended: Connection, member: str) -> int:
+    """Run a tracker in the process that a `TrackerHandle` starts."""
     os.nice(19)  # the lowest priority, so that the tracker does not slow the measured training
-    code = run_tracker(Path(folder), ended, member)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # without waiting for a tracker's threads and exit handlers
+    return run_tracker(folder, ended, member)
 
 
 def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:

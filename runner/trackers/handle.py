@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from meshrunner.recipes.errors import Interrupted
 from meshrunner.runner.console import warn
-from meshrunner.runner.process.forkserver import END_SIGNAL, context, temporary_folder
+from meshrunner.runner.process.forkserver import END_SIGNAL, child, context, temporary_folder
 from meshrunner.runner.process.tree import descendants, kill
 from meshrunner.runner.rundir.files import LOGS, is_sweep, tracker_log
 from meshrunner.runner.trackers import follow
@@ -50,9 +49,9 @@ class TrackerHandle:
         ensure_run_id(self._folder)  # before several trackers could each write an id
         ended, self._end_of_run = context.Pipe(duplex=False)
         environment = os.environ | {"TMPDIR": temporary_folder()}  # a killed W&B leaves files there
-        arguments = (str(self._folder), self._member, ended, environment, list(sys.path))
+        log, arguments = tracker_log(self._folder, self._member), (self._folder, ended, self._member)
         # A launcher that exits without `finish` terminates a daemon instead of waiting for it.
-        process = context.Process(target=follow.main, args=arguments, daemon=True, name="tracker")
+        process = child(log, environment, follow.run_in_background, *arguments, daemon=True, name="tracker")
         process.start()
         ended.close()
         self.process = process
