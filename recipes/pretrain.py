@@ -48,13 +48,11 @@ Batch = tuple[Tensor, Tensor]
 """Tokens and targets, each [micro_batch, seq_len]."""
 
 
-def assemble(
-    recipe: Recipe, mesh: DeviceMesh, device: torch.device, host_bytes: int | None = None
-) -> tuple[nn.Module, list[Trainable], int]:
+def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn.Module, list[Trainable], int]:
     """Build the network on the meta device, distribute it over the devices and initialise it.
 
-    Return the model, its trainable parameters, and the total number of parameters of the full model. `host_bytes`: memory of
-    a rank on a CPU. Raises TooLarge if it cannot hold the rank's parameters and optimizer state.
+    Return the model, its trainable parameters, and the total number of parameters of the full model. Raises TooLarge if the
+    host memory of a rank on a CPU cannot hold the rank's parameters and optimizer state.
     """
     layout = recipe.parallelism
     # 1. Build on meta, where any model fits. Float8 replaces linear layers before anything refers to them.
@@ -68,7 +66,7 @@ def assemble(
     # 4. Recomputation and compilation go inside the FSDP units. Parameters must be all-gathered and freed around compiled and
     # recomputed code, not within it.
     recompute_and_compile(recipe, network, plan)
-    if host_bytes is not None:
+    if device.type == "cpu" and (host_bytes := recipe.host_bytes(mesh.size())) is not None:
         _refuse_too_large(recipe, network, mesh["shard"].size(), host_bytes)
     # 5. Data parallelism shards the tensor-parallel shards. Only then is memory allocated and initialised, so a device never
     # holds more than its own shard. The initial values do not depend on the layout.
@@ -138,13 +136,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    recipe: Recipe,
-    meter: Meter,
-    device: torch.device,
-    nodes: int,
-    workers: int,
-    checkpoints: Path | None,
-    host_bytes: int | None = None,
+    recipe: Recipe, meter: Meter, device: torch.device, nodes: int, workers: int, checkpoints: Path | None
 ) -> Prepared:
     """Assemble the model, load a checkpoint if there is one, and open the data. The arguments are those of `train`."""
     meter.doing("building the model")
@@ -158,7 +150,7 @@ def prepare(
         recipe = recipe.resumed_from(stored.record)
     global_batch, _ = recipe.accumulation(degrees.data)
     mesh = build_mesh(device.type, degrees)
-    model, trained, parameters = assemble(recipe, mesh, device, host_bytes)
+    model, trained, parameters = assemble(recipe, mesh, device)
     # 6. The optimizer comes after sharding, because it updates this device's shards and stores state for these shards.
     optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
     done, consumed = 0, Consumed(sequences=0, tokens=0)
@@ -205,17 +197,16 @@ def train(
     workers: int,
     checkpoints: Path | None = None,
     stop_requested: Callable[[], bool] | None = None,
-    host_bytes: int | None = None,
 ) -> tuple[nn.Module, int]:
     """Train up to step `recipe.steps` or until a stop is requested on any rank. If checkpoints are on, the last step is saved.
 
     Return the trained model and the last completed step.
 
-    If `checkpoints` is None, checkpoints are neither read nor written. `host_bytes`: as in `assemble`, which raises TooLarge.
-    Raises ConfigError if the recipe does not fit the devices, the data or the checkpoint, NotSaved if a checkpoint cannot be
-    written, and FloatingPointError (by the meter) if a loss or gradient is not finite.
+    If `checkpoints` is None, checkpoints are neither read nor written. Raises ConfigError if the recipe does not fit the
+    devices, the data or the checkpoint, TooLarge as `assemble` does, NotSaved if a checkpoint cannot be written, and
+    FloatingPointError (by the meter) if a loss or gradient is not finite.
     """
-    run = prepare(recipe, meter, device, nodes, workers, checkpoints, host_bytes)
+    run = prepare(recipe, meter, device, nodes, workers, checkpoints)
     recipe, step, consumed = run.recipe, run.done, run.consumed
     tokens = run.global_batch * recipe.seq_len
     stop = StopAgreement(stop_requested) if stop_requested is not None else None

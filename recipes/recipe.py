@@ -79,6 +79,10 @@ class Recipe(Section):
             )
         return total, total // per_pass
 
+    def host_bytes(self, ranks: int) -> int | None:
+        """Return the bytes of host memory that each of `ranks` ranks may use on CPUs, or None if they are unknown."""
+        return None
+
     def on(self, device_type: str) -> Self:
         """Return this recipe for `cpu` or `cuda` devices, with `auto` in precision and model resolved."""
         resolved = {"precision": self.precision.on(device_type), "model": self.model.on(device_type)}

@@ -107,15 +107,7 @@ def expected_devices(experiment: Experiment) -> ExpectedDevices:
         found = hardware.found(device.name, memory_gib)
         return ExpectedDevices("cuda", found if isinstance(found, GPU) else None, device.name, memory_gib, workers)
     timed = hardware if isinstance(hardware, CPU) and hardware.speed is not None else None
-    return ExpectedDevices("cpu", timed, *host_memory(experiment, workers), workers)
-
-
-def host_memory(experiment: Experiment, workers: int) -> tuple[str, float]:
-    """Return the name and the size in GiB of the memory that one of `workers` has on a CPU."""
-    if (limit := experiment.launch.host_memory_gib) is not None:
-        return "a worker (launch.host_memory_gib)", limit
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers / 2**30
-    return "this machine's memory" + (f" / {workers} workers" if workers > 1 else ""), memory_gib
+    return ExpectedDevices("cpu", timed, *experiment.host_memory(workers), workers)
 
 
 def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevices]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
@@ -143,6 +144,16 @@ class Experiment(Recipe):
         Affects.SWEEP,
     ]
     """Key in summary.json of the value that a searching hydra/sweeper optimises. The default sweeper tries all combinations."""
+
+    def host_memory(self, workers: int) -> tuple[str, float]:
+        """Return the name and the size in GiB of the memory that one of `workers` has on a CPU."""
+        if (limit := self.launch.host_memory_gib) is not None:
+            return "a worker (launch.host_memory_gib)", limit
+        memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers / 2**30
+        return "this machine's memory" + (f" / {workers} workers" if workers > 1 else ""), memory_gib
+
+    def host_bytes(self, ranks: int) -> int:
+        return int(self.host_memory(ranks // self.launch.nodes)[1] * 2**30)
 
     @property
     def profiled(self) -> ProfiledRun:

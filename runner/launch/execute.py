@@ -73,7 +73,8 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
             (run_dir / ERROR).unlink(missing_ok=True)
             tracking = Trackers(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status.attempt, peers, preemption)
-            with heartbeat(run_dir), shows if isinstance(shows, ProgressLine) else nullcontext():
+            alive = heartbeat(lambda: update_status(run_dir, heartbeat=time.time()))
+            with alive, shows if isinstance(shows, ProgressLine) else nullcontext():
                 return _prepare_and_launch(attempt, continued, shows, same_data=same_data)
 
         outcome, error = _outcome(run)

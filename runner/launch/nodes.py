@@ -6,8 +6,8 @@ import os
 import socket
 import threading
 import time
-from contextlib import suppress
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.process.signals import job_start_id
 from meshrunner.runner.process.worker_context import Node
-from meshrunner.runner.rundir import NodeOutcome, NodeRecord
+from meshrunner.runner.rundir import JsonFile, heartbeat
 from meshrunner.runner.rundir.files import node_file
 
 NODE_HEARTBEAT_S = 3.0
@@ -70,6 +70,20 @@ def workers_here(experiment: Experiment) -> int:
     return node_devices(experiment).workers
 
 
+class NodeRecord(JsonFile):
+    """The content of `logs/node<N>.json` in a run on several nodes: node N's heartbeat and the outcome of its workers."""
+
+    rendezvous: str | None = None
+    """Id of the rendezvous. It changes at each start of the SLURM job. Files with the id of an earlier start are ignored."""
+    host: str | None = None
+    pid: int | None = None
+    beat: int = 0
+    workers: list[dict[str, int]] = []
+    outcome: Outcome | None = None
+    gone: bool = False
+    """Whether the node's launcher has finished."""
+
+
 class Peers:
     """
     The other nodes of a run, seen from this node. Inside this context manager, a thread sends this node's heartbeats.
@@ -82,19 +96,17 @@ class Peers:
         self.record = NodeRecord(rendezvous=node.rendezvous, host=socket.gethostname(), pid=os.getpid(), beat=0)
         self.others = [rank for rank in range(node.count) if rank != node.rank]
         self.seen: dict[int, tuple[NodeRecord, float]] = {}
-        self.lock, self.done = threading.Lock(), threading.Event()
-        self.thread = threading.Thread(target=self._send_heartbeats, daemon=True, name="node heartbeat")
+        self.lock, self.beating = threading.Lock(), ExitStack()
 
     def __enter__(self) -> Peers:
         if self.others:
             self.publish()
-            self.thread.start()
+            self.beating.enter_context(heartbeat(lambda: self.publish(beat=self.record.beat + 1), NODE_HEARTBEAT_S))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.others:
-            self.done.set()
-            self.thread.join()
+            self.beating.close()
             self.publish(gone=True)
 
     def publish(self, **changes: Any) -> None:
@@ -113,8 +125,8 @@ class Peers:
         """Publish this node's outcome. If it is a failure, wait for the other nodes' outcomes and return the earliest failure."""
         if not self.others:
             return own
-        mine = NodeOutcome.model_validate(asdict(own) | {"time": time.time()})
-        self.publish(outcome=mine.as_json())
+        mine = replace(own, time=time.time())
+        self.publish(outcome=mine)
         if own.state == "completed":
             return own
         # If this node's failure is collateral, wait longer: the cause may be a lost node, and missing heartbeats reveal it late.
@@ -124,8 +136,7 @@ class Peers:
             self._read_peers()
         causes = [each for each in (mine, *self._outcomes()) if each.state != "completed" and not each.collateral]
         if causes:
-            first = min(causes, key=lambda each: each.time)
-            return Outcome(first.state, first.reason, first.rank, first.exit_code)
+            return min(causes, key=lambda each: each.time)
         if lost := self._lost_nodes():
             names = ", ".join(self.seen[rank][0].host or str(rank) for rank in lost)
             return Outcome("preempted", f"{names}: no heartbeat for {NODE_LOST_S:g} s")
@@ -141,10 +152,6 @@ class Peers:
             time.sleep(POLL_S)
             self._read_peers()
 
-    def _send_heartbeats(self) -> None:
-        while not self.done.wait(NODE_HEARTBEAT_S):
-            self.publish(beat=self.record.beat + 1)
-
     def _read_peers(self) -> None:
         now = time.monotonic()
         for rank in self.others:
@@ -153,7 +160,7 @@ class Peers:
             if found.rendezvous == self.node.rendezvous and (known is None or known[0] != found):
                 self.seen[rank] = found, now
 
-    def _outcomes(self) -> list[NodeOutcome]:
+    def _outcomes(self) -> list[Outcome]:
         return [outcome for found, _ in self.seen.values() if (outcome := found.outcome) is not None]
 
     def _lost_nodes(self, *, include_ended: bool = False) -> list[int]:

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshrunner.runner.measure.out_of_memory import ON_DEVICE
@@ -26,7 +26,7 @@ MACHINE = Path("/proc/vmstat")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The final state of a run and the reason for it, as far as one node knows them."""
+    """The final state of a run and the reason for it, as far as one node knows them. Nodes exchange outcomes as JSON."""
 
     state: str
     """Final state of the run, from `rundir.states.FINAL`."""
@@ -39,6 +39,8 @@ class Outcome:
     """Whether the failure of `rank` may have been caused by the failure of another rank."""
     interrupted: bool = False
     """Whether the user interrupted the run. A sweep then stops, even if the run completed."""
+    time: float = field(default=0.0, compare=False)
+    """Unix time at which a node published the outcome."""
 
 
 def exit_status(state: str) -> int:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER
 from meshrunner.recipes.errors import ConfigError, TooLarge
-from meshrunner.runner.config.devices import host_memory
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.launch.environment import apply_allocator_settings
 from meshrunner.runner.process.cpu_binding import allowed_cpus, bind_to_gpu
@@ -79,7 +78,6 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
             workers=context.workers,
             checkpoints=run_dir / FOLDER,
             stop_requested=None if stop is None else lambda: bool(stop[0]),
-            host_bytes=int(host_memory(experiment, context.workers)[1] * GIB) if kind == "cpu" else None,
         )
         dist.barrier()
     except BaseException as error:

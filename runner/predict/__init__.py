@@ -11,7 +11,7 @@ Predicts whether a run fits its devices and how fast it is, without these device
 
 `predict_config` predicts one configuration. `largest_that_fits` searches for the largest value of a configuration key with which
 the run fits. `predict_all` predicts many configurations in several processes. Other packages import only the names in `__all__`.
-Names whose modules need torch are imported on first use, because importing torch takes seconds.
+A public name's module is imported when the name is first used, because importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -19,56 +19,28 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from meshrunner.runner.predict.forecast import (
-    BORDERLINE,
-    DOES_NOT_FIT,
-    FITS,
-    NOT_PLANNED,
-    Forecast,
-    MemoryForecast,
-    SpeedForecast,
-    Verdict,
-    why,
-)
-from meshrunner.runner.predict.pool import NOT_IN_TIME, Predicted, predict_all
-from meshrunner.runner.predict.search import MOST, LargestThatFits, largest_that_fits, predict_config
-
 if TYPE_CHECKING:
-    from meshrunner.runner.predict.activations import recomputed_blocks
-    from meshrunner.runner.predict.replay.page.render import write_page
-    from meshrunner.runner.predict.workload import Workload, trace_workload
+    from meshrunner.runner.predict.activations import *  # noqa: F403
+    from meshrunner.runner.predict.forecast import *  # noqa: F403
+    from meshrunner.runner.predict.pool import *  # noqa: F403
+    from meshrunner.runner.predict.replay.page.render import *  # noqa: F403
+    from meshrunner.runner.predict.search import *  # noqa: F403
+    from meshrunner.runner.predict.workload import *  # noqa: F403
 
-__all__ = [
-    "BORDERLINE",
-    "DOES_NOT_FIT",
-    "FITS",
-    "MOST",
-    "NOT_IN_TIME",
-    "NOT_PLANNED",
-    "Forecast",
-    "LargestThatFits",
-    "MemoryForecast",
-    "Predicted",
-    "SpeedForecast",
-    "Verdict",
-    "Workload",
-    "largest_that_fits",
-    "predict_all",
-    "predict_config",
-    "recomputed_blocks",
-    "trace_workload",
-    "why",
-    "write_page",
-]
-_NEED_TORCH = {
-    "Workload": "workload",
-    "recomputed_blocks": "activations",
-    "trace_workload": "workload",
-    "write_page": "replay.page.render",
+PUBLIC = {
+    "activations": "recomputed_blocks",
+    "forecast": "BORDERLINE DOES_NOT_FIT FITS NOT_PLANNED Forecast MemoryForecast SpeedForecast Verdict why",
+    "pool": "NOT_IN_TIME Predicted predict_all",
+    "replay.page.render": "write_page",
+    "search": "MOST LargestThatFits largest_that_fits predict_config",
+    "workload": "Workload trace_workload",
 }
+"""Public names of this package, keyed by the module that defines them."""
+_MODULES = {name: module for module, names in PUBLIC.items() for name in names.split()}
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

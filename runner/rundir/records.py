@@ -194,29 +194,3 @@ class TraceTable(JsonFile):
     steps: tuple[Count, Count] = (0, 0)
     """First and last profiled step."""
     ranks: list[TraceShares] = []
-
-
-class NodeOutcome(JsonFile):
-    """The final state of the workers on one node, and the reason for it. The other nodes read this record."""
-
-    state: Text
-    reason: Text
-    rank: Count | None = None
-    exit_code: int | None = None
-    collateral: bool = False
-    """Whether the workers may have failed only because another rank failed first."""
-    time: Number
-
-
-class NodeRecord(JsonFile):
-    """The content of `logs/node<N>.json` in a run on several nodes: node N's heartbeat and the outcome of its workers."""
-
-    rendezvous: Text | None = None
-    """Id of the rendezvous. It changes at each start of the SLURM job. Files with the id of an earlier start are ignored."""
-    host: Text | None = None
-    pid: Count | None = None
-    beat: Count = 0
-    workers: list[dict[str, int]] = []
-    outcome: NodeOutcome | None = None
-    gone: bool = False
-    """Whether the node's launcher has finished."""

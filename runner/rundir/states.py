@@ -11,8 +11,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
@@ -145,18 +145,16 @@ def claim(run_dir: Path) -> Status:
 
 
 @contextmanager
-def heartbeat(run_dir: Path) -> Iterator[None]:
-    """Update `heartbeat` in status.json every HEARTBEAT_S. Ignore write errors, because a full disk must not end the run."""
+def heartbeat(beat: Callable[[], object], every_s: float = HEARTBEAT_S) -> Iterator[None]:
+    """Call `beat` in a thread every `every_s` seconds. Ignore write errors, because a full disk must not end the run."""
     done = threading.Event()
 
-    def beat() -> None:
-        while not done.wait(HEARTBEAT_S):
-            try:
-                update_status(run_dir, heartbeat=time.time())
-            except OSError:
-                continue
+    def keep_beating() -> None:
+        while not done.wait(every_s):
+            with suppress(OSError):
+                beat()
 
-    thread = threading.Thread(target=beat, daemon=True, name="heartbeat")
+    thread = threading.Thread(target=keep_beating, daemon=True, name="heartbeat")
     thread.start()
     try:
         yield

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 
 from meshrunner.runner.rundir.files import LOGS, SLURM_OUTPUT, SLURM_TASK_OUTPUT
@@ -98,10 +99,8 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Format task numbers for --array as ranges, such as `0-3,7`, because SLURM may reject a list of thousands of numbers."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+    # In a range, a number and its index grow alike.
+    runs = [
+        [number for _, number in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    ]
+    return ",".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 
 MIB, GIB = 2**20, 2**30
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
@@ -17,21 +18,19 @@ def round_up(nbytes: int, unit: int) -> int:
     return -(-nbytes // unit) * unit
 
 
+@dataclass(eq=False, slots=True)
 class MemoryBlock:
     """Part of a segment, linked to the blocks directly before and after it."""
 
-    __slots__ = ("address", "after", "allocated", "before", "mapped", "pool", "size")
-
-    def __init__(self, pool: BlockPool, address: int, size: int, mapped: bool = True) -> None:
-        self.pool = pool
-        self.address = address
-        self.size = size
-        """Rounded size of the request, plus any remainder that was too small to split off."""
-        self.allocated = False
-        self.mapped = mapped
-        """Whether memory is mapped to the block's addresses. False only in expandable segments."""
-        self.before: MemoryBlock | None = None
-        self.after: MemoryBlock | None = None
+    pool: BlockPool
+    address: int
+    size: int
+    """Rounded size of the request, plus any remainder that was too small to split off."""
+    mapped: bool = True
+    """Whether memory is mapped to the block's addresses. False only in expandable segments."""
+    allocated: bool = False
+    before: MemoryBlock | None = None
+    after: MemoryBlock | None = None
 
     @property
     def is_split(self) -> bool:
@@ -40,8 +39,7 @@ class MemoryBlock:
 
     def split(self, size: int) -> MemoryBlock:
         """Shrink this block to its first `size` bytes and return the rest as a new block."""
-        rest = MemoryBlock(self.pool, self.address + size, self.size - size, self.mapped)
-        rest.before, rest.after = self, self.after
+        rest = MemoryBlock(self.pool, self.address + size, self.size - size, self.mapped, before=self, after=self.after)
         if self.after is not None:
             self.after.before = rest
         self.after = rest
