@@ -84,7 +84,6 @@ def tracker_log(folder: Path, member: str = "") -> Path:
 
 
 def rank_log(run_dir: Path, rank: int) -> Path:
-    """Return the path of a worker's log."""
     return run_dir / LOGS / f"rank{rank}.log"
 
 
@@ -99,7 +98,6 @@ def node_file(run_dir: Path, node: int) -> Path:
 
 
 def rank_trace(run_dir: Path, rank: int) -> Path:
-    """Return the path of a worker's Chrome trace."""
     return run_dir / TRACES / f"rank{rank}.json.gz"
 
 

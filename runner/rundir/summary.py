@@ -119,15 +119,9 @@ def summarise(
     Return the summary of a run. A figure that no row contains is null, or 0 if the figure is a sum.
 
     If the run was resumed under another layout, the figures cover only the steps under the last layout, and
-    `earlier_layouts` lists the earlier steps.
-
-    Args:
-        rows: rows of events.jsonl, one per step, ordered by step.
-        measure_after: number of steps at the beginning of each attempt that do not count towards throughput. Any step
-            during which torch compiled or a profiler ran does not count either.
-        started: Unix time at which the last attempt began; None if unknown.
-        attempt: number of the last attempt. The time to the first step of this attempt is measured from `started`.
-        layouts: layouts of the run, in the order of attempts.
+    `earlier_layouts` lists the earlier steps. The first `measure_after` steps of each attempt do not count towards throughput,
+    nor do steps during which torch compiled or a profiler ran. `started` is the Unix time at which `attempt`, the last attempt,
+    began.
     """
     current, earlier = split_by_layout(rows, layouts)
     measured = measured_rows(rows, measure_after, current)
@@ -171,11 +165,9 @@ def only_of_completed(summary: Summary, state: str | None) -> Summary:
 
 def predicted(plan: PlanRecord) -> Summary:
     """Return the figures predicted in plan.json, under keys that begin with `plan/`. The result is empty if `plan` is empty."""
-    if not plan:
-        return Summary()
     known = plan.model_extra or {}
     keys = {key: figures.number(known.get(key.removeprefix(figures.PREDICTION))) for key in PREDICTED}
-    return Summary.model_validate(keys | {VERDICT: plan.verdict})
+    return Summary.model_validate(keys | {VERDICT: plan.verdict}) if plan else Summary()
 
 
 def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:

@@ -83,9 +83,7 @@ def run_tracker(folder: Path, ended: Connection | None = None, member: str = "")
 
 
 def _track_run(run: RunRecord, tracker: Tracker, ended: Connection | None, member: str) -> None:
-    run_dir = run.run_dir
-    rows = RowBuffer(run_dir, run.attempt)
-    sink = tracker.open(run)
+    run_dir, rows, sink = run.run_dir, RowBuffer(run.run_dir, run.attempt), tracker.open(run)
     update_tracking(run_dir, member, phase="following")
     complete = False
     while not complete:

@@ -27,10 +27,8 @@ class TrackerHandle:
 
     def __init__(self, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> None:
         """Start the process, unless the tracker is inactive or does not record sweeps. `finish` reports a failed start."""
-        self._folder = folder
+        self._folder, self._tracker, self._member = folder, tracker, member
         self._subject = "sweep" if is_sweep(folder) else "run"
-        self._tracker = tracker
-        self._member = member
         self._timeout_s = tracker.finish_timeout_s if timeout_s is None else timeout_s
         self.process: ForkServerProcess | None = None
         self._end_of_run: Connection | None = None
@@ -51,10 +49,9 @@ class TrackerHandle:
         environment = os.environ | {"TMPDIR": temporary_folder()}  # a killed W&B leaves files there
         log, arguments = tracker_log(self._folder, self._member), (self._folder, ended, self._member)
         # A launcher that exits without `finish` terminates a daemon instead of waiting for it.
-        process = child(log, environment, follow.run_in_background, *arguments, daemon=True, name="tracker")
-        process.start()
+        self.process = child(log, environment, follow.run_in_background, *arguments, daemon=True, name="tracker")
+        self.process.start()
         ended.close()
-        self.process = process
 
     def end(self) -> None:
         """Tell the tracker that the run has ended. The run's status.json, events.jsonl and summary.json must be complete."""
@@ -67,11 +64,9 @@ class TrackerHandle:
         """Wait for the tracker until `timeout_s` after `end`, then stop it. Return None if it finished, else a warning."""
         self.end()
         if self.process is not None:
-            try:
-                self.process.join(max(0.0, self._deadline - time.monotonic()))
-                self._problem = self._find_problem(self.process.exitcode)
-            finally:
-                self.stop()  # even after Ctrl-C
+            self.process.join(max(0.0, self._deadline - time.monotonic()))
+            self._problem = self._find_problem(self.process.exitcode)
+            self.stop()
         if self._problem is None:
             return None
         again = " ".join([f"python -m {follow.__name__}", str(self._folder), self._member]).rstrip()
@@ -127,7 +122,7 @@ class Trackers:
             warnings = [warning for handle in self.handles if (warning := handle.finish())]
         except Interrupted:
             warnings = [f"{ended}; stopped waiting for its tracker"]
-        finally:
+        finally:  # even after Ctrl-C
             for handle in self.handles:
                 handle.stop()
         for warning in warnings:
