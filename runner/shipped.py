@@ -124,12 +124,11 @@ def _files(group: str) -> dict[str, Traversable]:
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Merge mappings as Hydra does. For a key in both, merge the values if both are mappings, else use `above`."""
-    both = {
-        key: _merged(below[key], above[key])
-        for key in below.keys() & above.keys()
-        if isinstance(below[key], dict) and isinstance(above[key], dict)
-    }
-    return below | above | both
+    merged = below | above
+    for key in below.keys() & above.keys():
+        if isinstance(below[key], dict) and isinstance(above[key], dict):
+            merged[key] = _merged(below[key], above[key])
+    return merged
 
 
 PICK = re.compile(r"\$\{pick:\$\{(?:hydra:runtime\.choices\.)?(?P<key>[^}]+)\},\{(?P<table>[^}]*)\},(?P<other>[^}]*)\}")

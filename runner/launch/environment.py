@@ -19,19 +19,7 @@ from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.rundir import Environment
 
-PACKAGES = (
-    "meshrunner",
-    "torch",
-    "hydra-core",
-    "omegaconf",
-    "pydantic",
-    "datasets",
-    "sentencepiece",
-    "numpy",
-    "wandb",
-    "mamba-ssm",
-    "megatron-fsdp",
-)
+PACKAGES = "meshrunner torch hydra-core omegaconf pydantic datasets sentencepiece numpy wandb mamba-ssm megatron-fsdp"
 RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "SLURM_")
 """Prefixes of the environment variables that environment.json records, because they may affect measurements."""
 
@@ -72,7 +60,7 @@ def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dic
         command=sys.argv,
         python=platform.python_version(),
         system=platform.platform(),
-        packages={name: _version(name) for name in PACKAGES},
+        packages={name: _version(name) for name in PACKAGES.split()},
         git_commit=_git_commit(),
         device_type=devices.type,
         workers=devices.workers,

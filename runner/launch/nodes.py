@@ -76,9 +76,7 @@ class NodeRecord(JsonFile):
     rendezvous: str | None = None
     """Id of the rendezvous. It changes at each start of the SLURM job. Files with the id of an earlier start are ignored."""
     host: str | None = None
-    pid: int | None = None
     beat: int = 0
-    workers: list[dict[str, int]] = []
     outcome: Outcome | None = None
     gone: bool = False
     """Whether the node's launcher has finished."""
@@ -93,7 +91,7 @@ class Peers:
 
     def __init__(self, run_dir: Path, node: Node) -> None:
         self.run_dir, self.node = run_dir, node
-        self.record = NodeRecord(rendezvous=node.rendezvous, host=socket.gethostname(), pid=os.getpid(), beat=0)
+        self.record = NodeRecord(rendezvous=node.rendezvous, host=socket.gethostname(), beat=0)
         self.others = [rank for rank in range(node.count) if rank != node.rank]
         self.seen: dict[int, tuple[NodeRecord, float]] = {}
         self.lock, self.beating = threading.Lock(), ExitStack()

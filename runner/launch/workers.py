@@ -82,10 +82,9 @@ def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
                 process.start()
         except (OSError, EOFError) as error:
             return Outcome("failed", f"the workers could not be started: {error}")
-        started = [{"rank": first + i, "pid": process.pid or 0} for i, process in enumerate(processes)]
         if attempt.peers.node.rank == 0:
+            started = [{"rank": first + i, "pid": process.pid or 0} for i, process in enumerate(processes)]
             update_status(run_dir, workers=started)
-        attempt.peers.publish(workers=started)
         # Before the first completed step, there is no progress to save, so an interrupt stops the workers at once.
         with first_interrupt(lambda: any(steps) and attempt.preemption.interrupt()):
             stalled_minutes = _watch(attempt, processes, steps, lambda: poll(PHASES[phase[0]]))

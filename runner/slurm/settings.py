@@ -6,17 +6,16 @@ import re
 import shlex
 import sys
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from omegaconf import OmegaConf
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Section, whole
-from meshrunner.runner.config.compose import Composed, plain
+from meshrunner.runner import shipped
+from meshrunner.runner.config.compose import Composed
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
@@ -107,8 +106,7 @@ class Slurm(Section):
     @classmethod
     def shipped(cls) -> dict[str, Any]:
         """Return the default settings: the keys and values of conf/hydra/launcher/slurm.yaml."""
-        text = files("meshrunner.conf").joinpath("hydra/launcher/slurm.yaml").read_text()
-        return {key: value for key, value in plain(OmegaConf.create(text)).items() if key != "_target_"}
+        return {key: value for key, value in shipped.values(shipped.LAUNCHER, "slurm").items() if key != "_target_"}
 
     def apply_to(self, composed: Composed) -> Composed:
         """Copy `nodes`, if not null, to launch.nodes of a config. Raise ConfigError if launch.nodes is neither 1 nor `nodes`."""

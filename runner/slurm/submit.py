@@ -12,15 +12,7 @@ from meshrunner.recipes.storage import replace_file
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
-from meshrunner.runner.rundir import (
-    RESULTS,
-    Submission,
-    condition,
-    owner_is_alive,
-    read_state,
-    read_status,
-    update_status,
-)
+from meshrunner.runner.rundir import RESULTS, Submission, condition, owner_is_alive, read_status, update_status
 from meshrunner.runner.rundir.files import SLURM_JOB, SLURM_SETTINGS, slurm_script, write_json
 from meshrunner.runner.slurm.client import jobs, slurm
 from meshrunner.runner.slurm.script import sbatch_script
@@ -93,7 +85,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
                 warn(str(error))
             if active:
                 time.sleep(POLL_S)
-    states = [read_state(run_dir) for run_dir in run_dirs]
+    states = [read_status(run_dir).state for run_dir in run_dirs]
     return 0 if all(state in RESULTS for state in states) else 75 if "preempted" in states else 1
 
 

@@ -6,18 +6,11 @@ import re
 from collections.abc import Callable
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.predict.allocator.segments import (
-    MIB,
-    BlockPool,
-    ExpandableSegments,
-    MemoryBlock,
-    Segments,
-    round_up,
-)
+from meshrunner.runner.predict.allocator.segments import BlockPool, ExpandableSegments, MemoryBlock, Segments, round_up
 
 UNIT = 512
 """Bytes of the smallest block. Every block size is a multiple of UNIT."""
-SMALL = MIB
+SMALL = 2**20
 """Largest small request, in bytes. In a fixed segment, a larger request splits a block only if the rest exceeds SMALL."""
 
 
