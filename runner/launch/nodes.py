@@ -83,11 +83,7 @@ class NodeRecord(JsonFile):
 
 
 class Peers:
-    """
-    The other nodes of a run, seen from this node. Inside this context manager, a thread sends this node's heartbeats.
-
-    Node N writes its heartbeats and the outcome of its workers to `logs/node<N>.json`. A run on one node writes no such file.
-    """
+    """The other nodes of a run, seen from this node. Inside this context manager, a thread sends this node's heartbeats."""
 
     def __init__(self, run_dir: Path, node: Node) -> None:
         self.run_dir, self.node = run_dir, node

@@ -68,12 +68,9 @@ def shares(events: list[Event]) -> Shares | None:
 
 
 def _activity(busy: Counter[Lane]) -> str:
-    """
-    Return COMPUTE, COMMUNICATION or IDLE for a moment. `busy` counts the spans that are open at this moment in each lane.
-
-    An operator that runs inside a collective on the same thread counts as communication.
-    """
+    """Return COMPUTE, COMMUNICATION or IDLE for a moment. `busy` counts the spans that are open at this moment in each lane."""
     lanes = [lane for lane, count in busy.items() if count]
+    # An operator that runs inside a collective on the same thread counts as communication.
     if any(kind == COMPUTE and not busy[COMMUNICATION, thread] for kind, thread in lanes):
         return COMPUTE
     return COMMUNICATION if any(kind == COMMUNICATION for kind, _ in lanes) else IDLE

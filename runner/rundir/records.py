@@ -1,8 +1,4 @@
-"""
-Pydantic models (records) of the JSON files in a run directory.
-
-A file is damaged if it does not match its model. If a key is missing in a file, its field gets the default value.
-"""
+"""Pydantic models (records) of the JSON files in a run directory. A file that does not match its model is damaged."""
 
 from __future__ import annotations
 

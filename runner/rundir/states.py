@@ -1,8 +1,4 @@
-"""
-Read and update `status.json`, the record of a run's state and owner. The owner is the process that executes the run.
-
-Another process may become the owner if the owner is dead or its heartbeat is too old.
-"""
+"""Read and update `status.json`, the record of a run's state and of its owner, the process that executes the run."""
 
 from __future__ import annotations
 

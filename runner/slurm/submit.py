@@ -32,9 +32,8 @@ def submit_runs(
     """
     Submit runs, or only print their scripts if `settings.dry_run` is set. If SLURM rejects a script, raise ConfigError.
 
-    Args:
-        folder: the run directory or sweep directory. Runs that request the same numbers of nodes and GPUs form one job array.
-        names: the names of all runs of a sweep, as in runs.txt, or () for a single run. Array task N executes names[N].
+    Runs that request the same numbers of nodes and GPUs form one job array. Its task N executes names[N]. `names` has the names
+    of all runs of a sweep, as in runs.txt. It is empty for a single run.
     """
     arrays: dict[Nodes, dict[int | None, Path]] = {}
     for run_dir, experiment in experiments.items():

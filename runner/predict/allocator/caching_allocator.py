@@ -74,11 +74,7 @@ class CachingAllocator:
 
 
 def allocator_settings(name: str, conf: str) -> tuple[bool, list[str]]:
-    """
-    Return whether segments are expandable, and a sentence for each setting that is not modelled.
-
-    `name` is PYTORCH_ALLOC_CONF or an older name of this environment variable. `conf` is the variable's value.
-    """
+    """Return whether segments are expandable if variable `name` has the value `conf`, and remarks on settings not modelled."""
     expandable, remarks = False, []
     for item in re.split(r",(?![^\[]*\])", re.sub(r"\s", "", conf)):  # at commas outside of brackets
         key, _, value = item.partition(":")

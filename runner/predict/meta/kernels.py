@@ -1,8 +1,4 @@
-"""
-Makes attention and RMSNorm on meta keep the same tensors for backward as the kernels of a GPU or CPU.
-
-torch's own kernels for meta keep other tensors. With them, the predicted memory would be wrong.
-"""
+"""Makes attention and RMSNorm on meta keep the tensors for backward that the kernels of a GPU or CPU keep, unlike torch's."""
 
 from __future__ import annotations
 

@@ -44,13 +44,10 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     """Memory ledger that counts meta tensors as device memory and logs the events of a trace."""
 
     def __init__(self, device: TracedDevice, phases: Phases, *, on_host: bool, rounding: int) -> None:
-        """
-        Record the events of `device`. Round each allocation up to a multiple of `rounding` bytes.
-
-        `on_host`: whether the predicted device is a CPU. If so, real CPU tensors, such as the optimizer's step counts, count too.
-        """
+        """Record the events of `device`. `on_host`: whether it is a CPU, where the optimizer's step counts take memory too."""
         super().__init__(phases)
         self.device, self.on_host, self.rounding = device, on_host, rounding
+        """Each allocation is rounded up to a multiple of `rounding` bytes."""
         self.events: EventLog = []
         self.paused = 0
         """Number of active pauses. Nothing is recorded while this number is above 0."""

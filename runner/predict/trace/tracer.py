@@ -93,11 +93,7 @@ def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) 
 
 @contextmanager
 def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
-    """
-    Call `start` once, immediately before the model's parameters are allocated.
-
-    `start` begins the recording. A real run also builds its model on meta first, and uses no device memory until then.
-    """
+    """Call `start` once, just before the model's parameters are allocated. Until then, a real run uses no device memory."""
     once = cache(start)
 
     def starting(function: Callable[..., Any]) -> Callable[..., Any]:
