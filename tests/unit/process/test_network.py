@@ -101,7 +101,7 @@ def test_workers_of_several_nodes_are_told_unless_the_user_has(
         peers=SimpleNamespace(node=Node(0, nodes, "node1", 10012, "")), preemption=SimpleNamespace(shared=None),
     )  # fmt: skip
     workers._create_processes(attempt, SharedIntegers(1), SharedIntegers(1))
-    assert [args[3].get("GLOO_SOCKET_IFNAME") for args in started] == [found]
+    assert [args[1].get("GLOO_SOCKET_IFNAME") for args in started] == [found]
 
 
 def test_this_machine_has_addresses() -> None:
