@@ -21,6 +21,8 @@ HELP = {"-h", "--help"}
 def main() -> NoReturn:
     """Run the command line and exit with one of the statuses that `meshrunner --help` lists."""
     secure_streams()
+    if "MESHRUNNER_RECEIPT" in os.environ:
+        import_module("meshrunner.runner.process.receipt").accept()
     try:
         here = os.getcwd()  # noqa: PTH109
     except FileNotFoundError:
@@ -89,9 +91,11 @@ def _run_verb(verb: str, *arguments: str) -> int:
         if (known := _explained(error, arguments)) is None:
             raise
         from meshrunner.runner.console import say
+        from meshrunner.runner.process.receipt import record
 
         code, text = known
-        say(text, to_stderr=True)
+        if not record("problem", text):
+            say(text, to_stderr=True)
         return code
 
 

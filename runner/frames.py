@@ -1,18 +1,21 @@
-"""Load runs as pandas DataFrames, for use in notebooks. This module implements `meshrunner.load`."""
+"""Runs in Python and in notebooks: this module implements `meshrunner.load`, `meshrunner.run` and `meshrunner.sweep`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.comparison import compare_folders
+from meshrunner.runner.compare.comparison import Comparison, compare_folders, compare_runs
 from meshrunner.runner.compare.export import records
 from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.keys import text
+from meshrunner.runner.compare.table import html
+from meshrunner.runner.process.receipt import run_command
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -20,38 +23,107 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Loaded:
-    """Result of `meshrunner.load`: runs as two DataFrames, and the sentences that `meshrunner compare` prints first."""
+    """Runs as two DataFrames, and their comparison. A notebook shows the table that `meshrunner compare` prints."""
 
-    rows: DataFrame
-    """One row per combination of settings, merged over repeats. The columns are the keys of `meshrunner compare --json`."""
-    events: DataFrame
-    """One row per run and step. Columns: `run` (a directory), `state`, the keys in `keys`, `seed`, and those in events.jsonl."""
-    keys: list[str] = field(default_factory=list)
-    """Configuration keys that differ between the runs: the first columns of `rows`. Lists become text, such as `[0.9, 0.95]`."""
-    findings: list[str] = field(default_factory=list)
-    """Sentences on the fastest row, the least memory, the gain over the baseline, and whether losses agree."""
+    comparison: Comparison
+
+    @cached_property
+    def rows(self) -> DataFrame:
+        """One row per combination of settings, merged over repeats. The columns are the keys of `meshrunner compare --json`."""
+        return _frame([record | _hashable(self.keys, record) for record in records(self.comparison)])
+
+    @cached_property
+    def events(self) -> DataFrame:
+        """
+        One row per run and step. Columns: `run` (a directory), `state`, the keys in `keys`, `seed`, `measured`, and those in
+        events.jsonl. `measured` is True for the steps that count towards the medians in summary.json.
+        """
+        steps = []
+        for row in self.comparison.rows:
+            for run in row.runs:
+                counted = {each.step for each in run.measured}
+                shared = {
+                    "run": str(run.path),
+                    "state": run.state,
+                    **_hashable(self.keys, row.values),
+                    "seed": run.seed,
+                }
+                steps += [shared | {"measured": each.step in counted} | each for each in run.events]
+        return _frame(steps)
+
+    @property
+    def keys(self) -> list[str]:
+        """Configuration keys that differ between the runs: the first columns of `rows`. Lists become text: `[0.9, 0.95]`."""
+        return self.comparison.keys
+
+    @cached_property
+    def findings(self) -> list[str]:
+        """Sentences on the fastest row, the least memory, the gain over the baseline, and whether losses agree."""
+        return findings(self.comparison)
+
+    @property
+    def runs(self) -> list[Run]:
+        """Each run on its own, in the order of `rows`."""
+        return [
+            Run(compare_runs([run]), run.path, run.state, run.reason, run.config, run.summary.as_json())
+            for run in self.comparison.runs
+        ]
 
     def __repr__(self) -> str:
         return "\n".join([*self.findings, str(self.rows)])
+
+    def _repr_html_(self) -> str:
+        return html(self.comparison)
+
+
+@dataclass(frozen=True, repr=False)
+class Run(Loaded):
+    """A single run, such as the result of `meshrunner.run`."""
+
+    folder: Path
+    """The run directory."""
+    state: str
+    """State of the run, such as `completed`, `failed` or `oom`."""
+    reason: str
+    """Reason for the state, for example the error of the rank that failed first; empty if the run completed."""
+    config: dict[str, Any]
+    """The resolved configuration."""
+    summary: dict[str, Any]
+    """The figures and facts in summary.json."""
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep(Loaded):
+    """The result of `meshrunner.sweep`."""
+
+    folder: Path
+    """The sweep directory."""
 
 
 def load_runs(folders: Sequence[str | os.PathLike[str]], baseline: str | None) -> Loaded:
     """Read and compare the runs in `folders` (run or sweep directories) for `meshrunner.load`."""
     if not folders:
         raise ConfigError("load: pass at least one run or sweep directory")
+    return Loaded(compare_folders([Path(folder) for folder in folders], baseline))
+
+
+def execute_run(overrides: Sequence[str]) -> Run:
+    """Execute `meshrunner run --run OVERRIDES` for `meshrunner.run`."""
+    return Loaded(compare_folders([run_command("--run", overrides)], None)).runs[0]
+
+
+def execute_sweep(overrides: Sequence[str]) -> Sweep:
+    """Execute `meshrunner run -m OVERRIDES` for `meshrunner.sweep`."""
+    folder = run_command("-m", overrides)
+    return Sweep(compare_folders([folder], None), folder)
+
+
+def _frame(rows: list[dict[str, Any]]) -> DataFrame:
     try:
         from pandas import DataFrame
     except ImportError as error:
         raise ImportError("meshrunner.load needs pandas: pip install pandas") from error
-    comparison = compare_folders([Path(folder) for folder in folders], baseline)
-    rows = [record | _hashable(comparison.keys, record) for record in records(comparison)]
-    events = [
-        {"run": str(run.path), "state": run.state, **_hashable(comparison.keys, row.values), "seed": run.seed} | event
-        for row in comparison.rows
-        for run in row.runs
-        for event in run.events
-    ]
-    return Loaded(DataFrame(rows), DataFrame(events), comparison.keys, findings(comparison))
+    return DataFrame(rows)
 
 
 def _hashable(keys: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:

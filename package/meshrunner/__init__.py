@@ -1,7 +1,8 @@
 """Declarative experiments for distributed LLM training: compose, check, run, compare.
 
-    from meshrunner import load
-    runs = load("sweeps/layouts", baseline="parallelism=fsdp1")
+    import meshrunner
+    sweep = meshrunner.sweep(["parallelism=fsdp1,fsdp2", "steps=20"])      # as `meshrunner run -m ...`
+    runs = meshrunner.load("sweeps/layouts", baseline="parallelism=fsdp1")
     runs.rows, runs.events      # pandas DataFrames: a row per combination, a row per step
 
 The directories next to this file link to those at the top of the repository: `meshrunner.runner` is `runner/`. Only this
@@ -13,11 +14,12 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing it from `typing` would slow down every command
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
-    from meshrunner.runner.frames import Loaded
+    from meshrunner.runner.frames import Loaded, Run, Sweep
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "load"]
+__all__ = ["__version__", "load", "run", "sweep"]
 
 
 def load(*folders: str | os.PathLike[str], baseline: str | None = None) -> Loaded:
@@ -34,3 +36,28 @@ def load(*folders: str | os.PathLike[str], baseline: str | None = None) -> Loade
     from meshrunner.runner.frames import load_runs  # here, because the command line imports this package
 
     return load_runs(folders, baseline)
+
+
+def run(overrides: Sequence[str] = ()) -> Run:
+    """
+    Execute a single run as `meshrunner run` does, in processes of its own, and return it. Its output appears as usual.
+
+    A run that fails is returned, too: its `state` and `reason` say what happened.
+
+    Args:
+        overrides: settings such as `["model=llama_tiny", "steps=20"]`, and flags such as `--config-dir=DIR`.
+
+    Raises:
+        meshrunner.recipes.errors.ConfigError: the configuration is wrong. The message is the command's.
+        KeyboardInterrupt: the run was interrupted. The message says how to continue it.
+    """
+    from meshrunner.runner.frames import execute_run
+
+    return execute_run(overrides)
+
+
+def sweep(overrides: Sequence[str] = ()) -> Sweep:
+    """Execute a sweep as `meshrunner run -m` does and return it. Arguments and errors are those of `run`."""
+    from meshrunner.runner.frames import execute_sweep
+
+    return execute_sweep(overrides)

@@ -26,6 +26,7 @@ from meshrunner.runner.rundir import (
     inspect,
     load_config,
     load_overrides,
+    measured_rows,
     only_of_completed,
     owner_is_alive,
     predicted,
@@ -79,6 +80,11 @@ class Run:
             return [] if self.state == "damaged" else read_events(self.path)
         except OSError:
             return []
+
+    @property
+    def measured(self) -> list[StepRow]:
+        """The steps that count towards the medians in summary.json."""
+        return measured_rows(self.events, self.measure_after, self.record(Layouts).layouts)
 
     @property
     def measure_after(self) -> int:

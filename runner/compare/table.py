@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from typing import TYPE_CHECKING
 
 from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons, row_label
@@ -17,14 +18,30 @@ if TYPE_CHECKING:
 
 def markdown(comparison: Comparison) -> str:
     """Return a comparison as Markdown: sentences that summarise it, the aligned table, and explanations."""
-    below = [*legend(comparison), *comparison.remarks, *reasons(comparison)]
-    below += [f"{title}: {value}" for title, value in facts(comparison).items()]
     blocks = [
         [*map(one_line, findings(comparison))],
         lines_of(columns(comparison)),
-        [f"- {one_line(line)}" for line in below],  # without bullets, Markdown joins the lines into one paragraph
+        [f"- {line}" for line in _below(comparison)],  # without bullets, Markdown joins the lines into one paragraph
     ]
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def html(comparison: Comparison) -> str:
+    """Return a comparison as HTML for notebooks. Without colours of its own, it is readable in light and dark themes."""
+
+    def line(cell: str, cells: Sequence[str], tag: str = "tr") -> str:
+        return f"<{tag}>{''.join(f'<{cell}>{escape(one_line(text))}</{cell}>' for text in cells)}</{tag}>"
+
+    titles, cells, _ = zip(*columns(comparison), strict=True)
+    table = [line("th", titles), *(line("td", row) for row in zip(*cells, strict=True))]
+    above, below = line("p", findings(comparison), "div"), line("li", _below(comparison), "ul")
+    return f"{above}<table>{''.join(table)}</table>{below}"
+
+
+def _below(comparison: Comparison) -> list[str]:
+    """Return the lines below the table: explanations, and facts that the runs share."""
+    below = [*legend(comparison), *comparison.remarks, *reasons(comparison)]
+    return [*map(one_line, below), *(one_line(f"{title}: {value}") for title, value in facts(comparison).items())]
 
 
 def print_table(comparison: Comparison) -> None:

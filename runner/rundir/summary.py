@@ -123,8 +123,7 @@ def summarise(
     nor do steps during which torch compiled or a profiler ran. `started` is the Unix time at which `attempt`, the last attempt,
     began.
     """
-    current, earlier = split_by_layout(rows, layouts)
-    measured = measured_rows(rows, measure_after, current)
+    measured, (_, earlier) = measured_rows(rows, measure_after, layouts), split_by_layout(rows, layouts)
     this_attempt = [row for row in rows if row.attempt == attempt]
     chosen = {"last": rows[-1:], "final": rows[-1:], "sum": this_attempt}
     found: dict[str, Any] = {
@@ -144,14 +143,14 @@ def summarise(
     return Summary.model_validate(found)
 
 
-def measured_rows(rows: list[StepRow], measure_after: int, among: Sequence[StepRow] | None = None) -> list[StepRow]:
-    """Return the rows in `among` (default: all `rows`) that count towards throughput. See `measure_after` in `summarise`."""
+def measured_rows(rows: list[StepRow], measure_after: int, layouts: Sequence[Layout]) -> list[StepRow]:
+    """Return the rows that count towards the medians in summary.json. `summarise` explains the arguments."""
     begin: dict[int, int] = {}  # attempt -> its first step, because every attempt warms up again
     for row in rows:
         begin.setdefault(row.attempt, row.step)
     return [
         row
-        for row in (rows if among is None else among)
+        for row in split_by_layout(rows, layouts)[0]
         if row.step >= begin[row.attempt] + measure_after
         and not row.get("perf/compile_time_s")
         and not row.get("profiled")

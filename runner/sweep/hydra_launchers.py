@@ -25,6 +25,7 @@ from meshrunner.runner.config.resumable import usable_runs
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node, workers_here
+from meshrunner.runner.process.receipt import record
 from meshrunner.runner.rundir import RESULTS, Summary, read_config, read_state, run_names
 from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP
 from meshrunner.runner.slurm.settings import Slurm
@@ -71,6 +72,7 @@ def run_sweep(composer: Composer) -> int:
     config = composer.compose_sweep()
     check_direction(config)
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
+    record("folder", sweep_dir)
     try:
         with _restored_unless_placed(sweep_dir), suppress(StopSweep):
             composer.sweep(config, statuses.append)

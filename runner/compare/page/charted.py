@@ -18,7 +18,7 @@ from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Row, Run
 from meshrunner.runner.figures import FIGURES, Figure, higher_is_better, number, table_figures
-from meshrunner.runner.rundir import StepRow, measured_rows
+from meshrunner.runner.rundir import StepRow
 
 POINTS = 600
 """Maximum number of points in a curve. A run with 1200 steps is drawn at every second step."""
@@ -131,7 +131,7 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
     warm-up, compiling and profiled steps. `axes` numbers all distinct lists of steps, and a curve stores the number of its list.
     """
     losses = _medians((run.events for run in row.counted), "train/loss")
-    measured = [measured_rows(run.events, run.measure_after) for run in row.counted]
+    measured = [run.measured for run in row.counted]
     times = _medians(measured, STEP_TIME)
     found: dict[str, Any] = {}
     for name, values, digits in (("losses", losses, 7), ("times", times, 4)):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from meshrunner.runner.console import naming
 from meshrunner.runner.process.forkserver import warm
+from meshrunner.runner.process.receipt import record
 from meshrunner.runner.process.signals import hold_stop_requests
 
 HYDRA_QUERIES = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
@@ -34,6 +35,7 @@ def run(arguments: list[str]) -> int:
         from meshrunner.runner.sweep.hydra_launchers import run_sweep
 
         return run_sweep(composer)
+    record("folder", composed.run_dir)
     if str(composed.launcher["_target_"]).endswith(".SlurmLauncher"):
         from meshrunner.runner.verbs.launching.submit import submit_one
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from meshrunner import load
+from meshrunner import load, run
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.cells import columns
 from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.export import as_json
 from meshrunner.runner.compare.runs import read_runs
+from meshrunner.runner.rundir import Status, add_layout, write_summary
 from tests.run_dirs import make_run
 
 
@@ -70,3 +74,35 @@ def test_importing_the_package_imports_nothing_else() -> None:
 def test_loading_imports_no_torch(sweep: Path) -> None:
     program = "import sys, meshrunner; print(len(meshrunner.load(sys.argv[1]).rows), 'torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program, str(sweep)], text=True) == "3 False\n"
+
+
+def test_the_measured_steps_are_those_of_the_medians(tmp_path: Path) -> None:
+    """Two layouts, each with two steps of warm-up; then a step that compiles, and one with a profiler."""
+    run_dir = make_run(tmp_path / "run", "measure_after=2", wps=None)
+    rows: list[dict[str, Any]] = [
+        {"step": step, "attempt": 1 + (step > 6), "perf/wps": 1000.0 / step} for step in range(1, 15)
+    ]
+    rows[9]["perf/compile_time_s"], rows[11]["profiled"] = 2.0, True
+    (run_dir / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for attempt, workers in ((1, 1), (2, 2)):
+        add_layout(run_dir, attempt, {}, {"world_size": workers})
+    summary = write_summary(run_dir, 2, Status(state="completed", attempt=2, started=1.0))
+    events = load(run_dir).events
+    assert events["measured"].dtype == bool
+    assert list(events[events["measured"]]["step"]) == [9, 11, 13, 14]
+    assert events[events["measured"]]["perf/wps"].median() == summary.figures["perf/wps_median"]
+
+
+def test_a_notebook_shows_the_table_of_compare_with_values_escaped(tmp_path: Path) -> None:
+    for number, name in enumerate(("a<b", "<script>")):
+        make_run(tmp_path / str(number), f"model.name={name}")
+    shown = load(tmp_path)._repr_html_()
+    for cells in zip(*(column.cells for column in columns(compare_runs(read_runs([tmp_path])))), strict=True):
+        assert f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" in shown
+    assert "<th>model.name</th>" in shown and "a&lt;b" in shown and "<script" not in shown
+    assert "style" not in shown and "color" not in shown, "the notebook's theme sets the colours"
+
+
+def test_overrides_must_be_a_list() -> None:
+    with pytest.raises(ConfigError, match=r"expected a list such as \['steps=5'\], got the text 'steps=3'"):
+        run("steps=3")

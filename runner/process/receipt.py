@@ -1,0 +1,71 @@
+"""Runs the command line in a child process for `meshrunner.run`. The child writes a receipt: its directory, or its error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from meshrunner.recipes.errors import ConfigError
+
+VARIABLE = "MESHRUNNER_RECEIPT"
+"""Environment variable with the file descriptor of the child's receipt."""
+
+
+def run_command(flag: str, overrides: Sequence[str]) -> Path:
+    """
+    Execute `meshrunner run FLAG OVERRIDES` and return its directory. Its output goes to this process's terminal or notebook.
+
+    Raise ConfigError if the command exits with 2, KeyboardInterrupt if it was interrupted, or RuntimeError if it has no
+    directory. Pass each Ctrl-C on, and wait until the command ends.
+    """
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides: expected a list such as ['steps=5'], got the text {overrides!r}")
+    with TemporaryFile("w+") as receipt:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "meshrunner", "run", flag, *overrides],
+            env=os.environ | {VARIABLE: str(receipt.fileno())},
+            pass_fds=[receipt.fileno()],
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # only this process passes Ctrl-C on
+        )
+        while process.poll() is None:
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)
+        receipt.seek(0)
+        found = dict(json.loads(line) for line in receipt)
+    status, problem = process.returncode, found.get("problem", "")
+    if status in (130, -signal.SIGINT):
+        raise KeyboardInterrupt(problem)
+    if status == 2 and problem:
+        raise ConfigError(problem)
+    if problem or "folder" not in found:
+        raise RuntimeError(problem or f"`meshrunner run` ended with exit status {status} without a run directory")
+    return Path(found["folder"])
+
+
+_receipt: int | None = None
+
+
+def accept() -> None:
+    """Prepare this child of `run_command` to write the receipt. The death of its parent then interrupts it."""
+    from meshrunner.runner.process.signals import die_with_parent
+
+    global _receipt
+    _receipt = int(os.environ.pop(VARIABLE))
+    os.set_inheritable(_receipt, False)
+    die_with_parent(signal.SIGTERM)
+
+
+def record(key: str, value: object) -> bool:
+    """Write an entry of the receipt. Return False if no process waits for a receipt."""
+    if _receipt is not None:
+        os.write(_receipt, f"{json.dumps([key, str(value)])}\n".encode())
+    return _receipt is not None
