@@ -30,7 +30,9 @@ class Loaded:
     @cached_property
     def rows(self) -> DataFrame:
         """One row per combination of settings, merged over repeats. The columns are the keys of `meshrunner compare --json`."""
-        return _frame([record | _hashable(self.keys, record) for record in records(self.comparison)])
+        from pandas import DataFrame
+
+        return DataFrame([record | _hashable(self.keys, record) for record in records(self.comparison)])
 
     @cached_property
     def events(self) -> DataFrame:
@@ -38,6 +40,8 @@ class Loaded:
         One row per run and step. Columns: `run` (a directory), `state`, the keys in `keys`, `seed`, `measured`, and those in
         events.jsonl. `measured` is True for the steps that count towards the medians in summary.json.
         """
+        from pandas import DataFrame
+
         steps = []
         for row in self.comparison.rows:
             for run in row.runs:
@@ -49,7 +53,7 @@ class Loaded:
                     "seed": run.seed,
                 }
                 steps += [shared | {"measured": each.step in counted} | each for each in run.events]
-        return _frame(steps)
+        return DataFrame(steps)
 
     @property
     def keys(self) -> list[str]:
@@ -116,14 +120,6 @@ def execute_sweep(overrides: Sequence[str]) -> Sweep:
     """Execute `meshrunner run -m OVERRIDES` for `meshrunner.sweep`."""
     folder = run_command("-m", overrides)
     return Sweep(compare_folders([folder], None), folder)
-
-
-def _frame(rows: list[dict[str, Any]]) -> DataFrame:
-    try:
-        from pandas import DataFrame
-    except ImportError as error:
-        raise ImportError("meshrunner.load needs pandas: pip install pandas") from error
-    return DataFrame(rows)
 
 
 def _hashable(keys: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:

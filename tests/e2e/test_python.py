@@ -33,8 +33,8 @@ except ConfigError as error:
 else:
     raise AssertionError("a wrong key")
 failed = meshrunner.run([*TINY, "model.kind=faulty:Raises", "hydra.run.dir=failed"])
-assert (failed.state, failed.folder.name) == ("failed", "failed") and "step 2" in failed.reason, failed.reason
-done = meshrunner.run([*TINY, "experiment=fsdp1_vs_fsdp2", "model.dim=16", "hydra.run.dir=<b>", "steps=4"])
+assert (failed.state, failed.folder.name) == ("failed", "failed") and "own mistake" in failed.reason, failed.reason
+done = meshrunner.run([*TINY, "experiment=fsdp1_vs_fsdp2", "model.dim=16", "hydra.run.dir='<b>'", "steps=4"])
 assert done.state == "completed" and done.reason == "" and done.config["model"]["dim"] == 16
 assert len(done.events) == done.summary["steps"] == 4 and len(done.rows) == 1
 measured = done.events[done.events["measured"]]["perf/wps"]

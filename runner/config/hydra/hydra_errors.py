@@ -91,18 +91,24 @@ def _unknown_key(key: str, cause: Any) -> str:
     known = [str(each) for each in node if each != "hydra"] if isinstance(node, DictConfig) and node else []
     if parent == key and not known:  # such as launch.env={A: 1}
         return f"{key}: cannot be set as a whole; use {full}=VALUE"
-    reason = f"{full}: unknown key.{_nearest(name, known, node)}"
+    from meshrunner.runner.config.reference import catalog  # not at the top: it imports options
+
+    root: Any = OmegaConf.to_container(node._get_root(), resolve=False) if isinstance(node, DictConfig) else {}
+    absent = catalog.only_in_class(root)
+    if full in absent:
+        return f"{full}: the YAML file of the chosen option lacks this key. Use +{full}=VALUE"
+    known += [each.rpartition(".")[2] for each in absent if each.rpartition(".")[0] == parent]
+    reason = f"{full}: unknown key.{_nearest(name, known, [*flatten(root), *absent])}"
     return f"{reason} Keys of {parent or 'the configuration'}: {', '.join(sorted(known))}" if known else reason
 
 
-def _nearest(name: str, siblings: list[str], node: Any) -> str:
-    """Return a hint `Did you mean ...?`: a similar key among `siblings`, or else among all keys of all options."""
+def _nearest(name: str, siblings: list[str], chosen: list[str]) -> str:
+    """Return a hint `Did you mean ...?`: a similar key of `siblings`, else of the `chosen` options, else of all options."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
-    root: Any = OmegaConf.to_container(node._get_root(), resolve=False) if isinstance(node, DictConfig) else {}
-    if hint := did_you_mean_key(name, [], flatten(root)):
+    if hint := did_you_mean_key(name, [], chosen):
         return hint
-    from meshrunner.runner.config.reference.catalog import every_key  # not at the top: it imports every option
+    from meshrunner.runner.config.reference.catalog import every_key
 
     keys = {key.name: key for key in every_key() if "[]" not in key.name}.values()
     if same := [key for key in keys if key.leaf == name]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, get_args, get_origin
 
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, to_jsonable_python
 
 from meshrunner.recipes.option import Option, Section
 from meshrunner.runner import shipped
@@ -72,8 +72,17 @@ class Key(NamedTuple):
             found = value_at(shipped.top_level(), self.name)
             return {} if found is ... else {"": found}
         inside = self.name.removeprefix(self.group.replace("/", ".")).lstrip(".")
-        values = {each: value_at(shipped.values(self.group, each), inside) for each in shipped.options(self.group)}
+        values = {
+            each: self._default_in(shipped.values(self.group, each), inside) for each in shipped.options(self.group)
+        }
         return {option: value for option, value in values.items() if value is not ...}
+
+    def _default_in(self, values: dict[str, Any], inside: str) -> Any:
+        """Return the key's value in an option's file, or else the default of the option's class; `...` if there is none."""
+        owner = self.owners.get(str(values.get("kind")))
+        if owner is None or not lacks(values, inside) or (field := owner.model_fields[self.field]).is_required():
+            return value_at(values, inside)
+        return to_jsonable_python(field.get_default(call_default_factory=True), fallback=str)
 
 
 def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
@@ -90,6 +99,16 @@ def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
             yield from keys_of(name, owners)
         elif isinstance(section, type) and issubclass(section, Section):
             yield from keys_of(name, {"": section})
+
+
+def only_in_class(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of the keys that a configuration lacks, because only the classes of the chosen options know them."""
+    return [key.name for key in every_key(config) if lacks(config, key.name)]
+
+
+def lacks(values: Mapping[str, Any], path: str) -> bool:
+    """Return whether nested mappings contain the mapping that encloses a path, but not the path."""
+    return value_at(values, path) is ... and isinstance(value_at(values, path.rpartition(".")[0]), dict)
 
 
 def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from meshrunner.runner import shipped
-from meshrunner.runner.config.reference.catalog import Key, in_yaml, plain, value_at
+from meshrunner.runner.config.reference.catalog import Key, in_yaml, lacks, plain, value_at
 from meshrunner.runner.console import in_two_columns, paragraph
 
 MANY = 4
@@ -105,6 +105,8 @@ def explain_configuration(config: Mapping[str, Any], keys: Iterable[Key], chosen
         rows = []
         for key in part:
             value = value_at(config, key.name)
+            if lacks(config, key.name):
+                value = key.defaults().get(chosen.get(key.group, ""), ...)
             if key.name != name and _is_shown(key, value, every):
                 default = default_of(key, chosen.get(key.group))
                 rows.append((_assigned(key, value), _row(key, "" if default == in_yaml(value) else default)))

@@ -28,6 +28,9 @@ class Mine(Llama):
     twist: str
     \"\"\"What is added to a block.\"\"\"
 
+    bent: float = 1.5
+    \"\"\"Angle of the twist.\"\"\"
+
     def network(self, seq_len):
         if self.twist == "network":
             return build(seq_len)
@@ -123,6 +126,34 @@ def test_a_value_with_an_equals_sign(capsys: pytest.CaptureFixture[str]) -> None
     text = said(capsys, 2, "place", *TINY, "tracker.project=a=b")
     assert "must be quoted for the shell and for Hydra: 'tracker.project=\"a=b\"'" in text
     said(capsys, 0, "place", *TINY[:-4], "hydra.run.dir=out", 'tracker.project="a=b"')
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("model.bent=2", "model.bent: the YAML file of the chosen option lacks this key. Use +model.bent=VALUE\n"),
+        ("model.bend=2", "model.bend: unknown key. Did you mean 'bent'? Keys of model: bent, dim, "),
+        ("bent=2", "bent: unknown key. Did you mean model.bent?"),
+        ("optimizer.bent=2", "optimizer.bent: unknown key. Did you mean model.bent?"),
+        ("+model.bend=2", "model.bend: unknown key. Did you mean 'bent'?"),
+    ],
+)
+def test_a_key_that_only_the_class_has_is_suggested(
+    override: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("place", "--config-dir=mine", *TINY, "model=mine", "hydra.run.dir=out")
+    assert says in said(capsys, 2, *given, override)
+    said(capsys, 0, *given, "+model.bent=2")
+    assert "\n  bent: 2\n" in Path("out/config.yaml").read_text()
+
+
+def test_help_shows_the_default_of_a_key_that_only_the_class_has(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, 0, "help", "--config-dir=mine", "bent")
+    assert text.startswith("model.bent\n  Angle of the twist.") and "default   1.5" in text
+    assert "a key of  model=mine" in text
+    assert "model.bent = 1.5" in said(capsys, 0, "help", "--config-dir=mine", "model=mine")
+    assert "model.bent = 1.5" in said(capsys, 0, "run", "--config-dir=mine", "model=mine", "--help")
+    assert "rope_scaling.low_freq_factor" not in said(capsys, 0, "run", "--help"), "llama_tiny has no rope_scaling"
 
 
 @pytest.mark.parametrize("flags", [("--config-dir", "mine"), ("--config-dir=mine",), ("-cd", "mine")])
