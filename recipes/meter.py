@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import torch
+    from torch import Tensor
 
 Phase = Literal[
     "starting the workers",
@@ -31,17 +32,8 @@ class Meter(Protocol):
     def doing(self, phase: Phase) -> None:
         """Report the start of a phase that may take long. Not a collective."""
 
-    def started(
-        self,
-        *,
-        device: torch.device,
-        params: int,
-        active_params: int,
-        flops_per_token: int,
-        attention_flops_per_token: int,
-        describe_data: Callable[[], dict[str, Any]],
-    ) -> None:
-        """Report that the first step begins. Counts are for the full model. active_params: parameters that one token uses."""
+    def started(self, *, device: torch.device, params: int, describe_data: Callable[[], dict[str, Any]]) -> None:
+        """Report that the first step begins. params: number of parameters of the full model."""
 
     def resumed(self, step: int, tokens: int) -> None:
         """Report that this run was resumed: `step` steps with `tokens` tokens are already done. Called before `started`."""
@@ -53,14 +45,7 @@ class Meter(Protocol):
         """Return a context manager for saving a checkpoint. Entering it writes the metrics that are not yet in events.jsonl."""
 
     def step_done(
-        self,
-        step: int,
-        *,
-        loss: torch.Tensor,
-        grad_norm: torch.Tensor,
-        lr: float,
-        tokens: int,
-        observed: Mapping[str, torch.Tensor],
+        self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int, observed: Mapping[str, Tensor]
     ) -> None:
         """Report that an optimizer step, counted from 1, was launched. On an accelerator, it may still be running. Some calls
         read all metrics since the previous read, and raise FloatingPointError if a loss or gradient norm is not finite.

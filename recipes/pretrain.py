@@ -176,15 +176,7 @@ def prepare(
         first_step=done + 1,
         shift=consumed.sequences - done * global_batch,
     )
-    flops, attention_flops = recipe.model.flops_per_token(recipe.seq_len)
-    meter.started(
-        device=device,
-        params=parameters,
-        active_params=parameters - recipe.model.inactive_parameters(),
-        flops_per_token=flops,
-        attention_flops_per_token=attention_flops,
-        describe_data=sequences.describe,
-    )
+    meter.started(device=device, params=parameters, describe_data=sequences.describe)
     return Prepared(recipe, model, trained, optimizer, saver, loader, global_batch, done, consumed)
 
 

@@ -11,19 +11,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-CATEGORIES = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "activations",
-    "unsharded",
-    "communication",
-    "logits",
-    "temporary",
-)
-"""Categories of memory, in the order of tables and charts. The docstring of `MemoryLedger` explains each category."""
 PERSISTENT = ("parameters", "gradients", "optimizer")
 """Categories of memory that outlives a step. Such memory counts as held from moment 0 if it existed before the ledger."""
+CATEGORIES = (*PERSISTENT, "activations", "unsharded", "communication", "logits", "temporary")
+"""Categories of memory, in the order of tables and charts. The docstring of `MemoryLedger` explains each category."""
 UNKNOWN = ("activations", "temporary")
 """Categories that are guessed when memory is allocated. Later use of the memory may show that it belongs to another."""
 

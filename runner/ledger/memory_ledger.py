@@ -63,18 +63,16 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         self._undo = ExitStack()
 
     def __enter__(self) -> MemoryLedger:
-        hook = register_optimizer_step_post_hook(self._after_optimizer_step)
         resize_before = UntypedStorage.resize_
 
-        def resize(
-            storage: UntypedStorage, size: int
-        ) -> Any:  # FSDP frees parameters by resizing, and no mode intercepts that
+        # FSDP frees parameters by resizing, and no mode intercepts that.
+        def resize(storage: UntypedStorage, size: int) -> Any:
             result = resize_before(storage, size)
             self._resized(storage)
             return result
 
         UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
-        self._undo.callback(hook.remove)
+        self._undo.enter_context(register_optimizer_step_post_hook(self._after_optimizer_step))
         self._undo.callback(setattr, UntypedStorage, "resize_", resize_before)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from meshrunner.recipes.model.network import Network
 from meshrunner.runner.ledger.allocations import END, Phase
@@ -55,16 +54,13 @@ class Phases:
                 self._enter("forward")
 
         any_module = register_module_forward_pre_hook(self._hook(look_for_network))
-        self._until_exit(any_module)
-        self._until_exit(register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")))
-        self._until_exit(register_optimizer_step_post_hook(lambda *_: self._enter("update")))
+        self._hooks.enter_context(any_module)
+        self._hooks.enter_context(register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")))
+        self._hooks.enter_context(register_optimizer_step_post_hook(lambda *_: self._enter("update")))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._hooks.close()
-
-    def _until_exit(self, hook: RemovableHandle) -> None:
-        self._hooks.callback(hook.remove)
 
     def _enter(self, part: str, block: int | None = None) -> None:
         self._part, self._block = part, block
@@ -94,7 +90,7 @@ class Phases:
 
         for module in network.modules():
             if isinstance(module, nn.Embedding):
-                self._until_exit(module.register_forward_hook(self._hook(embedded), prepend=True))
+                self._hooks.enter_context(module.register_forward_hook(self._hook(embedded), prepend=True))
 
     def _follow_module(self, module: nn.Module, block: int | None) -> None:
 
@@ -110,8 +106,8 @@ class Phases:
                 self._enter("forward")
 
         # Prepended, so that these hooks enclose the hooks of sharding.
-        self._until_exit(module.register_forward_pre_hook(self._hook(before), prepend=True))
-        self._until_exit(module.register_forward_hook(self._hook(after), prepend=True))
+        self._hooks.enter_context(module.register_forward_pre_hook(self._hook(before), prepend=True))
+        self._hooks.enter_context(module.register_forward_hook(self._hook(after), prepend=True))
 
     def _enter_in_backward(self, output: Any, part: str, block: int | None) -> None:
         """Enter `part` of the step as soon as backward has computed the gradient of `output`, a module's output."""

@@ -48,8 +48,7 @@ class HostDevice:
 
     def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
         """Return a row's memory figures from `peaks`, which are merged over ranks. Figures that this device lacks are None."""
-        found: dict[str, float | None] = dict.fromkeys(row_keys("memory/"))
-        found |= peaks
+        found: dict[str, float | None] = dict.fromkeys(row_keys("memory/")) | peaks
         if self.total_gib:
             for key in ("active", "reserved"):
                 found[f"memory/peak_{key}_pct"] = 100 * peaks[f"memory/peak_{key}_gib"] / self.total_gib
@@ -97,15 +96,10 @@ class CudaDevice(HostDevice):
         super().reset_peaks()
 
 
-def device_of(device: torch.device) -> HostDevice:
-    """Return the object that measures a rank's device."""
-    return CudaDevice(device) if device.type == "cuda" else HostDevice()
-
-
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return the device's peak FLOP/s in the compute dtype (or None), and entries of summary.json. CPU ranks call it together."""
+    """Return the peak FLOP/s or None, and entries of summary.json. CPU ranks call it together, and only rank 0 gets the peak."""
     rate = experiment.precision.compute
     if device.type == "cuda":
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -116,10 +110,8 @@ def peak_flops(
         tflops = found.peak_tflops(rate) if found else None
         peak = tflops and tflops * 1e12
     else:
-        name = cpu_name()
-        box: list[float | None] = [_cached_peak(rate, context) if context.rank == 0 else None]
-        dist.broadcast_object_list(box, src=0)
-        peak = box[0]
+        name, peak = cpu_name(), _cached_peak(rate, context) if context.rank == 0 else None
+        dist.barrier()  # work on other ranks would slow down the measurement
     return peak, {"device": name, "peak_tflops": peak and peak / 1e12, "peak_rate": rate}
 
 

@@ -26,9 +26,8 @@ from torch import Tensor
 from torch._dynamo.utils import calculate_time_spent, counters, get_compilation_metrics
 
 from meshrunner.recipes.errors import NotRecorded
-from meshrunner.recipes.meter import Phase
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.measure.device import device_of, peak_flops, peak_remark
+from meshrunner.runner.measure.device import CudaDevice, HostDevice, peak_flops, peak_remark
 from meshrunner.runner.measure.rows import RANK_KEYS, ByRank, Rows, Step, merge_ranks
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import Summary, add_layout
@@ -43,6 +42,7 @@ class RunMeter:
 
     def __init__(self, experiment: Experiment, run_dir: Path, context: WorkerContext) -> None:
         self.experiment, self.run_dir, self.context = experiment, run_dir, context
+        self.doing = context.doing
         self.step = 0
         """The current step, counted from 1; 0 before the first step of this attempt."""
         self.pending: list[Step] = []
@@ -59,27 +59,15 @@ class RunMeter:
         self.profiler = experiment.profiler.session(experiment.profiled, run_dir, context)
         self.events = (run_dir / EVENTS).open("a") if context.rank == 0 else None
 
-    def doing(self, phase: Phase) -> None:
-        self.context.doing(phase)
-
-    def started(
-        self,
-        *,
-        device: torch.device,
-        params: int,
-        active_params: int,
-        flops_per_token: int,
-        attention_flops_per_token: int,
-        describe_data: Callable[[], dict[str, Any]],
-    ) -> None:
+    def started(self, *, device: torch.device, params: int, describe_data: Callable[[], dict[str, Any]]) -> None:
         self.describe_data = describe_data
-        self.device = device_of(device)
+        self.device = CudaDevice(device) if device.type == "cuda" else HostDevice()
         self.device.release_cached()
         self.log_every = self.experiment.steps_between_read_outs(device.type)
         peak, facts = peak_flops(self.experiment, device, self.context)
         self.peak_rate = str(facts.get("peak_rate"))
-        attempt, ranks = self.context.attempt, self.context.world_size
-        flops = flops_per_token, attention_flops_per_token
+        attempt, ranks, model = self.context.attempt, self.context.world_size, self.experiment.model
+        flops = model.flops_per_token(self.experiment.seq_len)
         self.rows = Rows(attempt, ranks, device.type, *flops, peak, self.tokens_before)
         if self.context.rank == 0:
             layout = {"device": facts["device"], "world_size": ranks}
@@ -87,8 +75,8 @@ class RunMeter:
             add_layout(self.run_dir, attempt, self.experiment.model_dump(mode="json"), layout)
             facts |= {
                 "model/params": params,
-                "model/active_params": active_params,
-                "model/flops_per_token": flops_per_token,
+                "model/active_params": params - model.inactive_parameters(),
+                "model/flops_per_token": flops.total,
                 "world_size": ranks,
                 "device_memory_gib": self.device.total_gib,
                 "data": describe_data(),
@@ -111,14 +99,7 @@ class RunMeter:
         self.data_time += time.perf_counter() - since
 
     def step_done(
-        self,
-        step: int,
-        *,
-        loss: Tensor,
-        grad_norm: Tensor,
-        lr: float,
-        tokens: int,
-        observed: Mapping[str, Tensor],
+        self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int, observed: Mapping[str, Tensor]
     ) -> None:
         end, cpu_time = self.device.stamp(), time.process_time() - self.cpu_begin
         before, self.compile_time = self.compile_time, calculate_time_spent().get("total_wall_time", 0.0)

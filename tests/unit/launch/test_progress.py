@@ -113,7 +113,8 @@ def test_saving_is_named_and_so_is_a_first_step_that_compiles(monkeypatch: pytes
     monkeypatch.setattr(meter_module, "peak_flops", lambda *_: (None, {}))
     said: list[str] = []
     meter: Any = RunMeter.__new__(RunMeter)
-    meter.context = SimpleNamespace(doing=said.append, rank=1, world_size=2, threads=1, attempt=1)
+    meter.doing = said.append
+    meter.context = SimpleNamespace(rank=1, world_size=2, threads=1, attempt=1)
     meter.profiler = SimpleNamespace(pause=lambda: None, step_begins=lambda: None, started=lambda *_: None)
     meter.pending, meter.events, meter.resumed_at, meter.tokens_before = [], None, 0, 0
     meter.device, meter.window_begin, meter.location, meter.saves = HostDevice(), 0.0, None, []
@@ -121,10 +122,9 @@ def test_saving_is_named_and_so_is_a_first_step_that_compiles(monkeypatch: pytes
     with meter.saving():
         assert said == ["saving a checkpoint"]
     assert said == ["saving a checkpoint", ""]
-    facts: Any = dict.fromkeys(("params", "active_params", "flops_per_token", "attention_flops_per_token"), 1)
     for compiles, phase in ((True, "compiling, in the first step"), (False, "the first step")):
         meter.experiment = experiment(f"compile={'per_block' if compiles else 'eager'}")
-        meter.started(device=torch.device("cpu"), describe_data=dict, **facts)
+        meter.started(device=torch.device("cpu"), params=1, describe_data=dict)
         assert said[-1] == phase
 
 

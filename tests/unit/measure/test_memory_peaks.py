@@ -36,9 +36,8 @@ def test_it_is_done_when_the_model_is_built_and_before_a_step_begins(
 
     context: Any = SimpleNamespace(rank=1, world_size=2, attempt=1, doing=lambda _: None)
     run = RunMeter(experiment(), tmp_path, context)
-    monkeypatch.setattr(meter_module, "device_of", lambda _: Memory())
+    monkeypatch.setattr(meter_module, "HostDevice", Memory)
     monkeypatch.setattr(meter_module, "peak_flops", lambda *_: (None, {}))
     monkeypatch.setattr(run.profiler, "step_begins", lambda: done.append("step"))
-    figures = {"params": 1, "active_params": 1, "flops_per_token": 1, "attention_flops_per_token": 1}
-    run.started(device=torch.device("cpu"), describe_data=dict, **figures)
+    run.started(device=torch.device("cpu"), params=1, describe_data=dict)
     assert done == ["released", "step"]

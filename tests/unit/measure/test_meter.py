@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from meshrunner.runner.measure import meter as meter_module
-from meshrunner.runner.measure.device import CudaDevice, HostDevice, device_of
+from meshrunner.runner.measure.device import CudaDevice, HostDevice
 from meshrunner.runner.measure.meter import RunMeter
 from meshrunner.runner.rundir.events import read_events
 from meshrunner.runner.rundir.files import SUMMARY, read_json
@@ -71,7 +71,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     clock = {"perf_counter": lambda: made.host, "time": lambda: UNIX + made.host, "process_time": lambda: made.host}
     monkeypatch.setattr(meter_module, "time", SimpleNamespace(**clock))
-    monkeypatch.setattr(meter_module, "device_of", lambda _: made)
+    monkeypatch.setattr(meter_module, "HostDevice", lambda: made)
+    monkeypatch.setattr(meter_module, "CudaDevice", lambda _: made)
     monkeypatch.setattr(meter_module, "peak_flops", lambda *_: (None, {"device": "a device"}))
     monkeypatch.setattr(meter_module, "add_layout", lambda *_: None)
     return made
@@ -86,8 +87,7 @@ def train(device: Device, folder: Path, *overrides: str, kind: str = "cuda", sav
     chosen = experiment(*overrides)
     meter = Meter(chosen, folder, context)  # type: ignore[arg-type]
     meter.device = device
-    facts: Any = {"params": 1, "active_params": 1, "flops_per_token": 10, "attention_flops_per_token": 2}
-    meter.started(device=torch.device(kind), describe_data=dict, **facts)
+    meter.started(device=torch.device(kind), params=1, describe_data=dict)
     for step in range(1, chosen.steps + 1):
         with meter.waiting_for_data():
             pass
@@ -217,9 +217,7 @@ def test_the_clock_of_a_cuda_device_is_events_that_nothing_waits_for(monkeypatch
         def elapsed_time(self, other: Event) -> float:
             return other.recorded - self.recorded
 
-    assert isinstance(device_of(torch.device("cpu")), HostDevice)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2**30))
-    clock = device_of(torch.device("cuda", 1))
-    assert isinstance(clock, CudaDevice)
+    clock = CudaDevice(torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "Event", Event)
     assert clock.seconds(clock.stamp(), clock.stamp()) == 0.25
