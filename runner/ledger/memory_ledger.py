@@ -30,8 +30,7 @@ BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_g
 
 
 class MemoryLedger(AllocationHistory, TorchDispatchMode):
-    """
-    A dispatch mode that records the memory of tensors over time, in these categories:
+    """A dispatch mode that records the memory of tensors over time, in these categories:
 
     - *parameters*: storages of all `nn.Parameter`s.
     - *gradients*: the `.grad` of parameters. Gradients that FSDP has not yet reduced are *temporary*.

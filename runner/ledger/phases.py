@@ -16,8 +16,7 @@ from meshrunner.runner.ledger.allocations import END, Phase
 
 
 class Phases:
-    """
-    Tracker of the phase of a network's training. It hooks into modules, autograd and optimizers, so models need no changes.
+    """Tracker of the phase of a network's training. It hooks into modules, autograd and optimizers, so models need no changes.
 
     The model may be wrapped, as in DDP. If the whole network is compiled, blocks and the loss have no phases of their own,
     because the compiler would trace their hooks.

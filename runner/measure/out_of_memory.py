@@ -40,8 +40,7 @@ class MemoryRanOut(Exception):
 
 
 def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
-    """
-    Return an error such as `out of host memory in step 3 (forward of layers.1): tried to allocate 2.00 GiB`.
+    """Return an error such as `out of host memory in step 3 (forward of layers.1): tried to allocate 2.00 GiB`.
 
     Return None if neither `error` nor any of its causes reports that memory ran out. Causes are searched because compilers wrap
     exceptions. `step` is the step in which the error occurred, or 0 before the first step.

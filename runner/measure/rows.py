@@ -59,8 +59,7 @@ class Rows:
     def of(
         self, steps: list[Step], norms: list[float], ranks: Tensor, *, window: float, times: list[float]
     ) -> list[dict[str, Any]]:
-        """
-        Return one row per step for the steps between two readings of metrics. The rows contain no memory figures.
+        """Return one row per step for the steps between two readings of metrics. The rows contain no memory figures.
 
         `window` is the number of seconds between the readings. Each step gets a share of `window` in proportion to its step time.
         WPS = tokens of the step / (this share x devices), so WPS includes the time for readings.

@@ -77,26 +77,24 @@ class Windowed(Profiler):
         """Return the number of the last step to profile, if the run is resumed after `done` steps."""
         return done + run.measure_after + self.start + self.steps
 
-    def _exceeds_steps(self, run: ProfiledRun, done: int = 0) -> str:
-        """Return `measure_after(5) + ... = 12 is more than steps(10)` if the window ends after the run, otherwise ""."""
+    def _exceeds_steps(self, run: ProfiledRun, done: int = 0) -> list[str]:
+        """Return [`measure_after(5) + ... = 12 is more than steps(10)`] if the window ends after the run, otherwise []."""
         if (last := self.last_step(run, done)) <= run.steps:
-            return ""
+            return []
         before = f"{done} done before + " if done else ""
-        return (
-            f"{before}measure_after({run.measure_after}) + profiler.start({self.start}) + "
-            f"profiler.steps({self.steps}) = {last} is more than steps({run.steps})"
-        )
+        window = f"measure_after({run.measure_after}) + profiler.start({self.start}) + profiler.steps({self.steps})"
+        return [f"{before}{window} = {last} is more than steps({run.steps})"]
 
     def problems(self, run: ProfiledRun, ranks: int) -> list[str]:
-        found = [exceeds] if (exceeds := self._exceeds_steps(run)) else []
+        found = self._exceeds_steps(run)
         if self.ranks != "all" and (wrong := [rank for rank in self.ranks if rank >= ranks]):
             names = ", ".join(map(str, wrong))
             found.append(f"profiler.ranks: no such rank: {names}; the {ranks} ranks are 0 to {ranks - 1}")
         return found
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
-        exceeds = self._exceeds_steps(run, done) if done else ""
-        return [f"profiler: no steps are left to profile: {exceeds}"] if exceeds else []
+        exceeds = self._exceeds_steps(run, done) if done else []
+        return [f"profiler: no steps are left to profile: {each}" for each in exceeds]
 
 
 class Session:

@@ -22,8 +22,7 @@ KEYS = ("memory/peak_live_gib", *(f"memory/live_{category}_gib" for category in 
 
 
 class MemoryProfile(Windowed):
-    """
-    Memory profile of the chosen ranks.
+    """Memory profile of the chosen ranks.
 
     On CUDA, trace/memory_rank0.pickle lists allocations and frees with their stacks, from the start of the run to the end of the
     window (the profiled steps). View this file at pytorch.org/memory_viz. It is written when the window ends or memory runs out.
@@ -49,11 +48,19 @@ class MemoryProfile(Windowed):
         return session(self, run, run_dir, context.rank)
 
 
-class HistorySession(Session):
-    """Session on CUDA. It records the caching allocator's history, from before the model is built to the end of the window."""
+class MemorySession(Session):
+    """Base class of the sessions of `profiler=memory`. `end` returns the values of KEYS, or NaN if they are unknown."""
 
-    figures: ClassVar[tuple[str, ...]] = ("written",)
+    figures: ClassVar[tuple[str, ...]] = KEYS
     option: MemoryProfile
+
+    def summary(self, figures: list[list[float]]) -> dict[str, Any]:
+        known = [row for row in figures if not math.isnan(row[0])]
+        return dict(zip(KEYS, max(known), strict=True)) if known else dict.fromkeys(KEYS)
+
+
+class HistorySession(MemorySession):
+    """Session on CUDA. It records the caching allocator's history, from before the model is built to the end of the window."""
 
     def __init__(self, option: MemoryProfile, run: ProfiledRun, run_dir: Path, rank: int) -> None:
         super().__init__(option, run, run_dir, rank)
@@ -75,10 +82,7 @@ class HistorySession(Session):
     def end(self) -> list[float]:
         self._write(".pickle")
         self.allocator._record_memory_history(enabled=None)
-        return [1.0]
-
-    def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        return dict.fromkeys(KEYS)  # memory/peak_active_gib is more precise
+        return [math.nan] * len(KEYS)  # memory/peak_active_gib is more precise
 
     def out_of_memory(self) -> None:
         if self.chosen:
@@ -89,11 +93,9 @@ class HistorySession(Session):
         self.allocator._dump_snapshot(str(memory_profile(self.run_dir, self.rank, ending)))
 
 
-class LiveSession(Session):
+class LiveSession(MemorySession):
     """Session on a CPU. A `MemoryLedger` records live tensors during the profiled steps, but not between steps."""
 
-    figures: ClassVar[tuple[str, ...]] = KEYS
-    option: MemoryProfile
     ledger: MemoryLedger | None = None
 
     def begin(self) -> None:
@@ -114,10 +116,6 @@ class LiveSession(Session):
         figures = self._write(out_of_memory=False)
         self.ledger = None
         return figures
-
-    def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        known = [row for row in figures if not math.isnan(row[0])]
-        return dict(zip(KEYS, max(known), strict=True)) if known else dict.fromkeys(KEYS)
 
     def out_of_memory(self) -> None:
         self.pause()

@@ -77,8 +77,7 @@ def _activity(busy: Counter[Lane]) -> str:
 
 
 def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Event]) -> Iterator[Span]:
-    """
-    Yield the spans of kernels, copies and fills (the device's work), and the spans of steps.
+    """Yield the spans of kernels, copies and fills (the device's work), and the spans of steps.
 
     A step ends when all device work that was launched in the step has ended. It begins when its annotation begins, but not
     before the previous step ends.

@@ -17,8 +17,7 @@ from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace
 
 
 class TraceProfile(Windowed):
-    """
-    Chrome traces such as trace/rank0.json.gz (for Perfetto or chrome://tracing), and a table of time shares: trace/table.json.
+    """Chrome traces such as trace/rank0.json.gz (for Perfetto or chrome://tracing), and a table of time shares: trace/table.json.
 
     The profiler warms up during the step before the traced steps, because it starts slowly on CUDA. This step is not traced and
     does not count towards throughput. The peak host memory of the run includes the profiler's own memory.
