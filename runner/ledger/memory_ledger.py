@@ -92,7 +92,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         if func is SPLIT and inputs and self.allocation_of(inputs[0]) is None:
             copied = inputs[0].untyped_storage()
             if self._counts(copied):
-                self._follow(copied, 0)
+                self._follow(copied, 0, "temporary")
         for value in inputs:
             self._track_tensor(value, "temporary", created_here=False)
         self._track_results(func, inputs, result)
@@ -158,13 +158,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         return self._follow(storage, storage.nbytes(), category, preexisting=not created_here)
 
     def _follow(
-        self,
-        storage: UntypedStorage,
-        nbytes: int,
-        category: str = "temporary",
-        *,
-        keeps: Any = None,
-        preexisting: bool = False,
+        self, storage: UntypedStorage, nbytes: int, category: str, *, keeps: Any = None, preexisting: bool = False
     ) -> Allocation:
         """Start to track a storage. Keep the object `keeps` alive until the storage is released."""
         identity, allocation = storage._cdata, self._allocate(nbytes, category, preexisting)

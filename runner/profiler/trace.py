@@ -88,8 +88,7 @@ class TraceSession(Session):
         ranks = range(len(figures)) if self.option.ranks == "all" else sorted(self.option.ranks)
         rows = [{"rank": rank} | dict(zip(self.figures, figures[rank], strict=True)) for rank in ranks]
         (self.run_dir / TRACES).mkdir(exist_ok=True)
-        table = TraceTable.model_validate({"steps": (self.first, self.last), "ranks": rows})
-        table.write(self.run_dir / TRACE_TABLE)
+        TraceTable.model_validate({"steps": (self.first, self.last), "ranks": rows}).write(self.run_dir / TRACE_TABLE)
         known = [row for row in figures if not math.isnan(row[0])]
         means = map(fmean, zip(*known, strict=True)) if known else [None] * len(self.figures)
         return {f"trace/{name}": mean for name, mean in zip(self.figures, means, strict=True)}

@@ -151,7 +151,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     def _follow_without_memory(self, result: Tensor, keeps: UntypedStorage | None = None) -> None:
         storage = result.untyped_storage()
         if storage._cdata not in self._by_storage and (keeps is None or storage._cdata != keeps._cdata):
-            self._follow(storage, 0, keeps=keeps)
+            self._follow(storage, 0, "temporary", keeps=keeps)
 
     def _track_tensor(self, value: Tensor, category: str, *, created_here: bool) -> None:
         if created_here and not isinstance(value, FakeTensor):  # DTensor's sharding propagation makes fake tensors
