@@ -101,7 +101,7 @@ def speed_line(each: Compared) -> str:
     """Return the row of the table of speeds."""
     low, high = each.row.wps
     published = f"{low:,.0f}" if low == high else f"{low:,.0f}-{high:,.0f}"
-    name = f"{each.row.name}{' *' * each.row.fitted}"
+    name = f"{each.row.name}{' *' * each.row.fitted}{' †' * each.row.other_program}"
     wps = f"{each.wps:,.0f} ({each.speed_error_pct:+.1f}%)"
     return _line(each.row.source, name, f"{each.devices} {each.hardware}", f"{each.seq_len:,}", wps, published)
 
@@ -123,12 +123,12 @@ def regimes(compared: Sequence[Compared]) -> Iterator[str]:
     """Yield the lines of published.yaml."""
     groups = defaultdict(list)
     for each in compared:
+        if each.row.other_program:
+            continue
         groups[each.hardware, each.precision, each.seq_len > SHORT].append(each)
     for (hardware, precision, _), group in groups.items():
         lengths = [each.seq_len for each in group]
-        error = math.ceil(
-            max(round(abs(each.speed_error_pct), 1) for each in group)
-        )  # of the figures that the table shows
+        error = math.ceil(max(round(abs(each.speed_error_pct), 1) for each in group))  # as rounded in the table
         yield (
             f"- {{hardware: {hardware}, precision: {precision}, shortest: {min(lengths)}, longest: {max(lengths)}, "
             f"nodes: {max(each.nodes for each in group)}, runs: {len(group)}, speed_pct: {error}}}"

@@ -35,9 +35,8 @@ _executions = count()
 
 def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> tuple[Outcome, Summary | None]:
     """
-    Execute a run directory and record the run's outcome. Return the outcome and the summary (only the first node has one).
-    Raise ConfigError for wrong settings, and AlreadyRunning if another process executes the run. If `force`, resume even if
-    settings that affect the result have changed since the checkpoint.
+    Execute a run directory. Record and return the outcome, and return the summary on the first node. If `force`, resume even if
+    settings that affect the result have changed since the checkpoint. Raise ConfigError for wrong settings, or AlreadyRunning.
     """
     config = read_config(run_dir)
     try:

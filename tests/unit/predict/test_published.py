@@ -41,7 +41,8 @@ def test_published_run_is_predicted_to_within_the_stated_error(row: Row) -> None
     assert f"{speed_line(found)}\n" in TABLES
     run = experiment(*row.overrides).on("cuda")
     hardware = expected_devices(run).hardware
-    assert hardware is not None and abs(found.speed_error_pct) <= stated_error(run, hardware).pct
+    assert hardware is not None
+    assert row.other_program or abs(found.speed_error_pct) <= stated_error(run, hardware).pct
     if row.reserved_gib is not None:
         assert found.reserved_gib is not None and f"{memory_line(found)}\n" in TABLES
         fixed, _ = found.reserved_gib
@@ -58,8 +59,10 @@ def test_stated_errors_are_the_largest_of_the_table() -> None:
     lines = re.findall(
         r"^\| (.+) \| (.+) \| \d+ (.+) \| ([\d,]+) \| [\d,]+ \((.+)%\) \| [\d,-]+ \|$", TABLES, re.MULTILINE
     )
-    assert [(source, name.removesuffix(" *")) for source, name, *_ in lines] == [(row.source, row.name) for row in ROWS]
+    assert [(source, re.sub(r" [*†]$", "", name)) for source, name, *_ in lines] == [(r.source, r.name) for r in ROWS]
     for _, name, hardware, tokens, error in lines:
+        if name.endswith("†"):
+            continue
         key = hardware, "float8" if "float8" in name else "bf16", int(tokens.replace(",", "")) > SHORT
         largest[key] = max(largest[key], abs(float(error)))
     stated = {(each.hardware, each.precision, each.longest > SHORT): each.speed_pct for each in regimes()}
