@@ -92,7 +92,8 @@ def test_compare_of_sixty_runs(columns: int, lines: int, sixty: Path) -> None:
     assert len(heads) > 1
     keys = r"# +activation_checkpoint +optimizer\.lr +parallelism\b"
     assert all(re.search(rf"{keys}|# +row\b", head) for head in heads), heads
-    assert re.search(keys, heads[0])
+    assert any(re.search(keys, head) for head in heads)
+    assert "vs" in heads[0] or columns > 80, "the difference stands in the first part"
     rows = [line for line in page if re.match(r" +60 +", line)]
     assert len(rows) == len(heads) and all("fsdp2" in row for row in rows), "a row is named in every part"
     text = " ".join(" ".join(page).split())
@@ -110,7 +111,7 @@ def test_some_rows_of_many(columns: int, lines: int, sixty: Path) -> None:
     page = shown(sixty.parent, columns, lines, "compare", "sweep", "--where", "parallelism=fsdp2", "--top", "3")
     text = " ".join(" ".join(page).split())
     assert "Shown: 3 of 60 rows (parallelism=fsdp2, the 3 fastest)." in text
-    found = [match[1] for row in page if (match := re.match(r" [123] +fsdp2 +(\w+) +0\.01 ", row))]
+    found = [match[1] for row in page if (match := re.match(r" [123] +fsdp2 +(\w+) +(?:lr=)?0\.01\b", row))]
     assert found[:3] == ["selective_op", "full", "none"]
 
 
