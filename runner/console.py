@@ -68,10 +68,9 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 
 @contextmanager
 def naming(what: str) -> Iterator[Callable[[int, int], None]]:
-    """
-    Print `what`, the name of the work inside the context, to stderr. On a terminal, erase the name when the work ends.
+    """Print `what`, the name of the work inside the context, to stderr. On a terminal, erase the name when the work ends.
 
-    Yield a function of the finished and the total number of parts. On a terminal, it adds them and the time left to the name.
+    Yield a function that takes the number of finished parts and of all parts. On a terminal, it shows them and the time left.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:

@@ -36,10 +36,8 @@ class Loaded:
 
     @cached_property
     def events(self) -> DataFrame:
-        """
-        One row per run and step. Columns: `run` (a directory), `state`, the keys in `keys`, `seed`, `measured`, and those in
-        events.jsonl. `measured` is True for the steps that count towards the medians in summary.json.
-        """
+        """One row per run and step. Columns: `run` (a directory), `state`, the keys in `keys`, `seed`, `measured`, and those in
+        events.jsonl. `measured` is True for the steps that count towards the medians in summary.json."""
         from pandas import DataFrame
 
         steps = []

@@ -93,10 +93,7 @@ _COMMANDS = (
         (),
         (
             Flag(("--json",), "print a JSON object, or with -m a list of objects"),
-            Flag(
-                ("--active",),
-                "predict what the allocator reserves only if the memory of tensors does not decide (faster)",
-            ),
+            Flag(("--active",), "predict reserved memory only if the memory of tensors does not decide (faster)"),
             Flag(("--max",), "find the largest value of KEY that fits (single runs only)", "KEY"),
             Flag(("--html",), "also write a page that shows memory over a step (single runs only)", "FILE", "file"),
             MULTIRUN,

@@ -65,12 +65,10 @@ HELP = Flag(("-h", "--help"), "show this help")
 
 
 class Command:
-    """
-    A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`.
+    """A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`.
 
-    A verb that takes Hydra overrides accepts overrides or `arguments`, but not both. fails_if: the reason for exit status 1;
-    empty if the verb never returns 1. found_if: likewise for exit status 3, of checks. executes: whether the verb writes run
-    directories instead of only printing results.
+    A verb that takes Hydra overrides accepts overrides or `arguments`, but not both. fails_if, found_if: the reasons for exit
+    status 1 and 3, "" if the verb never returns it. executes: whether the verb writes run directories, not only prints results.
     """
 
     def __init__(

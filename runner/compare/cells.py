@@ -175,7 +175,7 @@ def layout_remarks(summary: Summary) -> list[str]:
 
 
 def _measured_from(row: Row) -> str:
-    """If runs of the row were resumed under another layout, return their first measured step: `from step 101 on`; else ""."""
+    """Return the first measured step of runs that were resumed under another layout, `from step 101 on`, or ""."""
     resumed = [earlier for run in row.counted if (earlier := run.summary.earlier_layouts)]
     return ", ".join(dict.fromkeys(f"from step {earlier[-1].steps[1] + 1} on" for earlier in resumed))
 

@@ -43,7 +43,7 @@ class Gain:
     repeats: int
     """Number of completed runs with a known value: the row's number or the baseline's number, whichever is smaller."""
     interval: tuple[float, float] | None = None
-    """The percentages between which the difference lies; None if it is not tested. All intervals of a table hold at 95%."""
+    """Confidence interval of `percent`; None if it is not tested. All intervals of a table together hold at 95%."""
 
     @property
     def within_noise(self) -> bool | None:
@@ -115,8 +115,7 @@ class Comparison:
 def compare_runs(
     runs: Sequence[Run], baseline: str | None = None, option: str = "--baseline", further: Sequence[Figure] = ()
 ) -> Comparison:
-    """
-    Merge repeats into rows, sort the rows, and compare each row with its baseline.
+    """Merge repeats into rows, sort the rows, and compare each row with its baseline.
 
     `baseline` is `key=value`. A row's baseline is the row that has this value and the same value of every other varying
     key. Raise ConfigError if the key does not vary or no row has the value. `option`: name of the setting in the message.
@@ -157,12 +156,8 @@ def compare_runs(
 def compare_folders(
     folders: Sequence[Path], baseline: str | None, further: Sequence[Figure] = (), *, with_first: bool = False
 ) -> Comparison:
-    """
-    Compare the runs in run and sweep directories. A single sweep directory has `sweep.baseline` as its default baseline.
-
-    with_first: whether several directories without a `baseline` are compared with the first directory. further: as for
-    `compare_runs`.
-    """
+    """Compare the runs in run and sweep directories. A single sweep directory has `sweep.baseline` as its default baseline. If
+    `with_first`, the default baseline of several directories is the first directory. further: as in `compare_runs`."""
     if baseline is None and with_first and len(folders) > 1:
         runs = [replace(run, directory=str(folder)) for folder in folders for run in read_runs([folder])]
         return compare_runs(runs, f"{DIRECTORY}={folders[0]}", further=further)
@@ -235,11 +230,10 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 
 
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
-    """
-    Return the index of the baseline of each row that has one, by the row's index.
+    """Return the index of the baseline of each row that has one, by the row's index.
 
     Settings that the baseline's option does not have are ignored, such as `model.experts` if the baseline is `model=llama_tiny`.
-    If the baseline is a directory with a single row, it is the baseline of all other rows.
+    If the baseline is a directory with a single row, this row is the baseline of all other rows.
     """
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
     own = {key, *(name for row in rows for name in row.values if name.startswith(f"{key}.") and name not in there)}
@@ -260,7 +254,7 @@ def _gain(row: Row, baseline: Row, figure: Figure, noise: Noise) -> Gain:
 
 
 def other_workload(run: Run, baseline: Run) -> str:
-    """Return `Against.other` of a run and its baseline."""
+    """Return the value of `Against.other` for a run and its baseline."""
     theirs = baseline.workload
     differing = [
         part for part, value in run.workload.items() if None not in (value, theirs[part]) and value != theirs[part]

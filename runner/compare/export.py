@@ -54,7 +54,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _further(against: Against | None, comparison: Comparison) -> dict[str, Any]:
-    """Return the gains in memory and in the time to the first step, under keys such as `memory/peak_rss_gib_vs_baseline_pct`."""
+    """Return the gains in all compared figures but the speed, under keys such as `memory/peak_rss_gib_vs_baseline_pct`."""
     keys = next((each.further for each in comparison.against if each), {})
     found: dict[str, Any] = {}
     for key in keys:

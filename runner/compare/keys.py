@@ -15,7 +15,7 @@ MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
 """Kinds of effect that can change a measurement. Repeats of a run have equal values of all settings with such an effect."""
 
 DIRECTORY = "directory"
-"""Key that `Run.directory` has in the table."""
+"""Key of `Run.directory` in the table."""
 FOLLOWS = {"optimizer.lr": "model"}
 """Keys whose default depends on a group, mapped to the group. If the model varies, default learning rates need no column."""
 

@@ -78,20 +78,16 @@ class Difference(NamedTuple):
 
 
 class Noise:
-    """
-    The noise of one figure in the runs of a table, and the tests of the table.
+    """The noise of one figure in the runs of a table, and the tests of the table.
 
     All tests together report a false difference with probability ALPHA. If rows are compared with baselines, these tests share
-    SHARE of ALPHA (Holm), and tests of other pairs share the rest. The fastest row is chosen among all rows, so the tests of
-    other pairs count as many as there are pairs (Bonferroni).
+    SHARE of ALPHA (Holm), and tests of other pairs share the rest. Any other pair may include the fastest row, so such tests are
+    corrected for the number of all other pairs (Bonferroni).
     """
 
     def __init__(self, rows: Mapping[Hashable, Values], pairs: Iterable[Pair] = (), looks: float = 1) -> None:
-        """
-        Take the values of each row, by the row's name. Values that are not positive are skipped.
-
-        pairs: the pairs (row, baseline); looks: factor for the number of times that the sweep tests the table (Bonferroni).
-        """
+        """Take the values of each row, keyed by name. Skip values that are not positive. pairs: (row, baseline); looks: factor
+        of Bonferroni for the number of times that the sweep tests the table."""
         self.pairs, self.looks = tuple(pairs), looks
         self.rows = [{key: math.log(value) for key, value in row.items() if value > 0} for row in rows.values()]
         self.index = {name: i for i, name in enumerate(rows)}
@@ -111,7 +107,7 @@ class Noise:
         return None if difference is None else min(1.0, self._tests.others * difference.p_value)
 
     def interval(self, row: Hashable, other: Hashable) -> tuple[float, float] | None:
-        """Return the percentages between which the difference of a row and its baseline lies; None if it is not tested."""
+        """Return the confidence interval, in percent, of a row's difference from its baseline; None if it is not tested."""
         difference = self.difference(row, other)
         if difference is None:
             return None
@@ -193,11 +189,8 @@ class Noise:
         return _Fit(cells, inverse, effects, variances, freedom, row_freedom)
 
     def visible(self, times: int = 1) -> float | None:
-        """
-        Return the smallest difference in percent that a test detects with the probability POWER; None if nothing is tested.
-
-        times: factor by which the number of repeats is assumed to grow.
-        """
+        """Return the smallest difference in percent that a test detects with the probability POWER; None if nothing is tested.
+        times: factor by which the number of repeats is assumed to grow."""
         pairs, tests = self.pairs, self._tests.pairs
         if not pairs:  # the fastest row is compared with all others
             able = [name for name in self.index if self.runs(name) >= REPEATS]
@@ -228,14 +221,14 @@ def _quantile(freedom: float, tests: float) -> float:
 
 
 class _Tests(NamedTuple):
-    """The tests of a table. Bonferroni multiplies a p-value by the number of tests that share ALPHA with it."""
+    """The tests of a table, and factors of Bonferroni: numbers of tests, divided by the share of ALPHA for them."""
 
     against: dict[Pair, float | None]
     """The adjusted p-values of rows and their baselines."""
     pairs: float
-    """Number by which the p-value of a row and its baseline is multiplied."""
+    """Factor for the interval of a row and its baseline."""
     others: float
-    """Number by which the p-value of another pair is multiplied."""
+    """Factor for the p-value of another pair."""
 
 
 class _Fit(NamedTuple):
@@ -261,11 +254,8 @@ def noise_of(figure: Figure, rows: Sequence[Row], pairs: Iterable[Pair]) -> Nois
 
 
 def _looks(rows: Sequence[Row]) -> float:
-    """
-    Return the factor of Bonferroni for a sweep with `repeat=auto`, which tests after each round from REPEATS on; otherwise 1.
-
-    Half of ALPHA is for the last of these tests, because it has most runs, and half for the others.
-    """
+    """Return the factor of Bonferroni for a sweep with `repeat=auto`, which tests after each round from REPEATS on; otherwise 1.
+    Half of ALPHA is for the last of these tests, because it has most runs, and half for the others."""
     runs = [run for row in rows for run in row.runs if run.sweep.get("repeat") == "auto"]
     limits = [limit for run in runs if isinstance(limit := run.sweep.get("max_repeat"), int)]
     most = max(limits, default=REPEATS)
@@ -274,7 +264,7 @@ def _looks(rows: Sequence[Row]) -> float:
 
 
 def holm(p_values: Iterable[float | None], factor: float = 1.0) -> list[float | None]:
-    """Adjust p-values for their number times `factor`, so that all tests together hold a level (Holm 1979). None stays None."""
+    """Adjust p-values for the number of tests, times `factor`, so that a level holds for all tests (Holm 1979). Keep None."""
     adjusted = list(p_values)
     known = sorted((p, i) for i, p in enumerate(adjusted) if p is not None)
     least = 0.0

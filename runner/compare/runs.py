@@ -66,7 +66,7 @@ class Run:
     task: tuple[str, ...] = ()
     """Overrides that the user typed."""
     directory: str = ""
-    """The directory of the command line, if runs in different directories are compared; otherwise empty."""
+    """The directory as named on the command line, if several directories are compared with the first; otherwise empty."""
 
     def record(self, kind: type[R]) -> R:
         """Return the record of class `kind`; return an empty record if its file is missing or damaged."""

@@ -86,8 +86,7 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 
 
 def parts(table: Sequence[Column], width: int, names: Sequence[str], keys: int = 1) -> list[list[Column]]:
-    """
-    Split the columns of a table that is wider than `width` characters into several tables. Each table starts with row numbers.
+    """Split the columns of a table that is wider than `width` characters into several tables. Each table starts with row numbers.
 
     The first `keys` columns identify a row, so each table repeats them. If this leaves no room for the columns that lead, a
     column with the shortened names of the rows is repeated instead.

@@ -34,10 +34,9 @@ _executions = count()
 
 
 def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> tuple[Outcome, Summary | None]:
-    """
-    Execute a run directory. Record and return the outcome, and return the summary on the first node. If `force`, resume even if
-    settings that affect the result have changed since the checkpoint. Raise ConfigError for wrong settings, or AlreadyRunning.
-    """
+    """Execute a run directory and record the outcome. Return the outcome and, on the first node, the summary. If `force`, resume
+    even if settings that affect the result have changed since the checkpoint. Raise ConfigError for wrong settings, and
+    AlreadyRunning if another process executes the run."""
     config = read_config(run_dir)
     try:
         experiment = check(config)

@@ -112,7 +112,7 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
     environment = worker_environment(attempt.experiment, devices.type)
     if node.count > 1 and "GLOO_SOCKET_IFNAME" not in environment and (name := gloo_interface(environment, node.host)):
         environment["GLOO_SOCKET_IFNAME"] = name
-    pickled = pickle.dumps(attempt.experiment)  # only after a worker has set sys.path can it import the user's classes
+    pickled = pickle.dumps(attempt.experiment)  # unpickled after the worker has set sys.path
     processes: list[BaseProcess] = []
     for local_rank in range(devices.workers):
         context = WorkerContext(

@@ -202,7 +202,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
                     allocation.category = category
 
     def _track_network(self, network: nn.Module) -> None:
-        """Track frozen parameters, too. Under FSDP2, they are neither arguments of operators nor parameters of the optimizer."""
+        """Track all parameters. Under FSDP2, frozen ones are neither arguments of operators nor parameters of the optimizer."""
         for parameter in network.parameters():
             self._track_parameter(parameter)
 

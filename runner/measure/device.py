@@ -125,7 +125,7 @@ def _cached_peak(rate: str, context: WorkerContext) -> float:
 
 
 def peak_remark(device_type: str, rate: str, context: WorkerContext) -> str:
-    """Return why the MFU of steps that were faster than the peak is unknown. Measure the peak of a CPU again."""
+    """Return why MFU is unknown in steps that were faster than the peak. On a CPU, measure the peak again."""
     if device_type == "cpu":
         return measured_peak(rate, context)[1]
     return f"MFU is unknown in steps that were faster than the {rate} peak of this device; check hardware.peak.{rate}"

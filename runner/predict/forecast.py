@@ -78,7 +78,7 @@ class SpeedForecast:
     error_pct: float
     """Largest error of predicted speeds in percent, found in the measured runs that `error_basis` names."""
     error_basis: str
-    """Sentence about `error_pct`: the measured runs with which predictions were compared, and the largest error."""
+    """Sentence that names the measured runs with which predictions were compared, and `error_pct`."""
 
 
 @dataclass(frozen=True)

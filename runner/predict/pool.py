@@ -40,11 +40,8 @@ def predict_all(
     within_s: float | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Predicted]:
-    """
-    Predict runs whose settings passed `fit`. After `within_s` seconds in total, return NOT_IN_TIME for all other runs.
-
-    After each prediction, call `progress` with the number of predicted runs and the number of all runs.
-    """
+    """Predict runs whose settings passed `fit`. After `within_s` seconds in total, return NOT_IN_TIME for all other runs. After
+    each prediction, call `progress` with the number of predicted runs and of all runs."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers = iter(range(len(configs)))

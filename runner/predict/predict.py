@@ -40,21 +40,17 @@ ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
 """Bound on the error of the predicted peak of reserved memory, in percent (from docs/measurements/plan.md)."""
 RESERVED_PER_ACTIVE, PARTLY_USED = 2.5, 2**28
-"""
-Bound on reserved memory: a multiple of active memory, plus bytes for segments of which little is used. The largest ratio is 2.29
-in the predictions of docs/measurements/plan.md, and 1.37 in published runs. The rest covers the error of reserved memory.
-"""
+"""Bound on reserved memory: a multiple of active memory, plus bytes for segments of which little is used. The largest ratio is
+2.29 in the predictions of docs/measurements/plan.md, and 1.37 in published runs. The rest covers the error of predictions."""
 
 
 def predict(
     experiment: Experiment, device: ExpectedDevices, *, active_only: bool = False, with_timeline: bool = False
 ) -> Forecast:
-    """
-    Predict a run whose settings passed `fit`. Let exceptions of user classes through, unless only the meta device causes them.
+    """Predict a run whose settings passed `fit`. Let exceptions of user classes through, unless only the meta device causes them.
 
     `active_only` predicts reserved memory only if active memory does not decide whether the run fits. This is faster, because two
-    models with fewer blocks are traced if possible. `with_timeline` adds memory over time to the forecast, and the model is then
-    always traced with all its blocks.
+    models with fewer blocks are traced if possible. `with_timeline` adds memory over time, and always traces the full model.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():

@@ -1,8 +1,5 @@
-"""
-States the error of predicted speeds: the largest error in published runs like the run.
-
-`python -m bench published` compares the runs and writes published.yaml.
-"""
+"""States the error of predicted speeds: the largest error in published runs of the same kind. `python -m bench published`
+predicts these runs and writes published.yaml."""
 
 from __future__ import annotations
 
@@ -28,21 +25,20 @@ class Regime(NamedTuple):
     nodes: int
     """Largest number of nodes of the runs."""
     runs: int
-    """Number of runs."""
     speed_pct: float
     """Largest error in percent, rounded up."""
 
 
 class StatedError(NamedTuple):
-    """Error that is stated with a predicted speed."""
+    """The error that is stated with a predicted speed."""
 
     pct: float
     basis: str
-    """Sentence with `pct` and the measured runs in which it was found."""
+    """Sentence that names the measured runs and `pct`."""
 
 
 def stated_error(experiment: Experiment, hardware: GPU | CPU) -> StatedError:
-    """Return the error of a predicted speed: that of the calibration, else that of published runs like this one."""
+    """Return the error of the calibration, else of published runs of the same kind, else the largest of all published runs."""
     if hardware.calibrated is not None:
         pct = hardware.calibrated.error_pct
         return StatedError(pct, f"calibrated; each measured run was predicted from the others to within {pct:g}%")

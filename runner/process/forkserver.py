@@ -132,8 +132,7 @@ def exit_now(code: int) -> NoReturn:
 def child(
     log: Path, environment: Mapping[str, str], body: Callable[..., int], *arguments: Any, **options: Any
 ) -> ForkServerProcess:
-    """
-    Return a process, not yet started, that calls `body(*arguments)` and exits with the returned code.
+    """Return a process, not yet started, that calls `body(*arguments)` and exits with the returned code.
 
     The process appends its output to `log`, ignores Ctrl-C, and is killed by the kernel when the launcher ends. It gets
     `environment` and the launcher's sys.path, because the forkserver, not the launcher, starts it.

@@ -18,12 +18,9 @@ VARIABLE = "MESHRUNNER_RECEIPT"
 
 
 def run_command(flag: str, overrides: Sequence[str]) -> Path:
-    """
-    Execute `meshrunner run FLAG OVERRIDES` and return its directory. Its output goes to this process's terminal or notebook.
-
-    Raise ConfigError if the command exits with 2, KeyboardInterrupt if it was interrupted, or RuntimeError if it has no
-    directory. Pass each Ctrl-C on, and wait until the command ends.
-    """
+    """Execute `meshrunner run FLAG OVERRIDES` and return its directory. Its output goes to this process's terminal or notebook.
+    Pass each Ctrl-C on, and wait until the command ends. Raise ConfigError if the command exits with 2, KeyboardInterrupt if it
+    was interrupted, and RuntimeError if it ends with another error or without a directory."""
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: expected a list such as ['steps=5'], got the text {overrides!r}")
     with TemporaryFile("w+") as receipt:

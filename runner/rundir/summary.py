@@ -115,13 +115,11 @@ class Summary(JsonFile):
 def summarise(
     rows: list[StepRow], measure_after: int, started: float | None, attempt: int, layouts: Sequence[Layout] = ()
 ) -> Summary:
-    """
-    Return the summary of a run. A figure that no row contains is null, or 0 if the figure is a sum.
+    """Return the summary of a run. A figure that no row contains is null, or 0 if the figure is a sum.
 
     If the run was resumed under another layout, the figures cover only the steps under the last layout, and
     `earlier_layouts` lists the earlier steps. The first `measure_after` steps of each attempt do not count towards throughput,
-    nor do steps during which torch compiled or a profiler ran. `started` is the Unix time at which `attempt`, the last attempt,
-    began.
+    nor do steps during which torch compiled or a profiler ran. started: Unix time at which `attempt`, the last attempt, began.
     """
     measured, (_, earlier) = measured_rows(rows, measure_after, layouts), split_by_layout(rows, layouts)
     this_attempt = [row for row in rows if row.attempt == attempt]

@@ -98,13 +98,13 @@ def repeat_of(name: str) -> str:
 
 
 def repeat_ending(seed: int | None, repeat: int | None) -> str:
-    """Return an ending as `repeat_of` finds it. Leave out a part that is None."""
+    """Return the end of a run directory's name, such as `_seed-1_repeat-2`. Leave out a part that is None."""
     parts = {"seed": seed, "repeat": repeat}
     return "".join(f"_{key}-{value}" for key, value in parts.items() if value is not None)
 
 
 def repeat_number(name: str) -> int:
-    """Return the round in the ending of a run directory's name; 0 if there is none."""
+    """Return the round at the end of a run directory's name; 0 if there is none."""
     found = REPEATED.search(name)
     return int(found["repeat"] or 0) if found else 0
 

@@ -99,7 +99,7 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Format task numbers for --array as ranges, such as `0-3,7`, because SLURM may reject a list of thousands of numbers."""
-    # In a range, a number and its index grow alike.
+    # Consecutive numbers differ from their indices by the same amount.
     runs = [
         [number for _, number in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
     ]

@@ -29,11 +29,10 @@ def job_id(run_dir: Path) -> str | None:
 def submit_runs(
     folder: Path, experiments: Mapping[Path, Experiment], settings: Slurm, names: Sequence[str] = ()
 ) -> None:
-    """
-    Submit runs, or only print their scripts if `settings.dry_run` is set. If SLURM rejects a script, raise ConfigError.
+    """Submit runs, or only print their scripts if `settings.dry_run` is set. If SLURM rejects a script, raise ConfigError.
 
-    Runs that request the same numbers of nodes and GPUs form one job array. Its task N executes names[N]. `names` has the names
-    of all runs of a sweep, as in runs.txt. It is empty for a single run.
+    Runs that request the same numbers of nodes and GPUs form one job array. Its task N executes names[N]. names: all runs of a
+    sweep, as in runs.txt, or () for a single run.
     """
     arrays: dict[Nodes, dict[int | None, Path]] = {}
     for run_dir, experiment in experiments.items():

@@ -57,7 +57,7 @@ class Ranked(NamedTuple):
     ahead_pct: float | None = None
     """Difference in speed from the combination ranked first, in percent. None if it is unknown or the work of a step differs."""
     mark: str = ""
-    """WITHIN_ERROR if `ahead_pct` is smaller than the error of predictions; a value of OTHER if the work of a step differs."""
+    """WITHIN_ERROR if `ahead_pct` is within the error of predictions; a value of OTHER if the work of a step differs; else ""."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the combination, its forecast, and its difference from the first combination as a flat dict."""

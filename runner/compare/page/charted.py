@@ -105,7 +105,7 @@ def _known(row: Row, figure: Figure) -> bool:
 
 
 def _with_range(row: Row, figure: Figure) -> list[float | None]:
-    """Return the value of a figure, followed by its range: the one that its table cell shows, or that over the runs."""
+    """Return a figure's value and its range over the runs: lowest and highest value, or lowest p10 and highest p90."""
     ranged = figure._replace(over_repeats="median min max")
     return figure.values(row.summaries)[:1] + ranged.values(row.summaries)[1:]
 

@@ -1,4 +1,4 @@
-"""`compare --fail-if RULE`: check tested differences against bounds, so that a pipeline can stop at a regression."""
+"""Check tested differences against bounds for `compare --fail-if RULE`, so that a pipeline can stop at a regression."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rule(NamedTuple):
     figure: str
     """SPEED (the figure by which the table compares speeds), LOSS (whether losses agree), or the key of another figure."""
     bound: float = 0.0
-    """Percentage of difference from the baseline. A negative bound is violated by smaller values, a positive one by larger."""
+    """Difference from the baseline, in percent. Smaller values violate a negative bound, larger values a positive one."""
 
     def outcome(self, row: Row, against: Against | None, comparison: Comparison) -> tuple[str, str]:
         """Return FAILED, UNDECIDED or PASSED for a row, and the difference in words."""

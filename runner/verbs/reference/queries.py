@@ -12,7 +12,7 @@ LISTED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.mode", "hydra.sweeper.param
 
 
 def answered(composer: Composer) -> bool:
-    """If an information flag is given, print the answer and return True; otherwise return False."""
+    """Print the answer to an information flag and return True, or return False if no such flag is given."""
     helped = composer.helped()
     if helped is None:
         return composer.answer_query()
