@@ -16,7 +16,7 @@ WIDTH = 128
 
 
 class Planted(Llama):
-    """Llama that also multiplies a matrix of EXTRA rows by a square matrix in every forward pass, and ignores the product."""
+    """Llama that also multiplies a matrix of EXTRA rows by a square matrix in every forward pass, and discards the result."""
 
     def network(self, seq_len: int) -> Transformer:
         network = super().network(seq_len)

@@ -1,8 +1,8 @@
 """
 Compare predictions with runs that others measured and published.
 
-`python -m bench published` predicts every run in ROWS, in 10 minutes. It writes the tables in docs/measurements/plan.md, and the
-largest error of each kind of run to runner/predict/published.yaml, from which `plan` states the error of its predictions.
+`python -m bench published` predicts every run in ROWS, which takes 10 minutes. It writes the tables in docs/measurements/plan.md,
+and the largest error of each kind of run to runner/predict/published.yaml, from which `plan` states the error of its predictions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REGIMES = REPOSITORY / "runner/predict/published.yaml"
 BEGIN, END = "<!-- begin: python -m bench published -->\n", "<!-- end -->\n"
 GIB = 2**30
 SHORT = 8192
-"""Runs with longer sequences are compared on their own."""
+"""Runs with longer sequences have an error of their own."""
 REGIMES_HEADER = """\
 # The largest errors of predictions of published runs (docs/measurements/plan.md). `python -m bench published` writes this file.
 # Each line covers the sequence lengths, and at most the number of nodes, of its runs
@@ -45,7 +45,7 @@ class Compared(NamedTuple):
     devices: int
     wps: float
     reserved_gib: tuple[float, float] | None
-    """Predicted with segments of fixed size, and with expandable segments; None: no memory was published."""
+    """Predictions with segments of fixed size and with expandable segments; None if no memory was published."""
     active_gib: float | None
 
     @property
@@ -62,7 +62,7 @@ def predicted(row: Row) -> Compared:
 
     composed = Composer(parse("plan", list(row.overrides))).single_run()
     assert composed is not None
-    experiment = check(composed.config).on("cuda")  # `check_on_devices` would refuse what user classes do not declare
+    experiment = check(composed.config).on("cuda")  # `fit` would refuse settings that user classes do not declare
     device, nodes = expected_devices(experiment), experiment.launch.nodes
     hardware = device.hardware
     assert isinstance(hardware, GPU)
@@ -89,7 +89,7 @@ def predicted(row: Row) -> Compared:
 
 
 def memory_line(each: Compared) -> str:
-    """Return the row of the table of memory."""
+    """Return a run's row in the table of memory."""
     row = each.row
     assert each.reserved_gib is not None and row.reserved_gib is not None and each.active_gib is not None
     active = [f"{each.active_gib:.2f}{_in_brackets(each.active_gib, row.active_gib)}", f"{row.active_gib or ''}"]
@@ -98,7 +98,7 @@ def memory_line(each: Compared) -> str:
 
 
 def speed_line(each: Compared) -> str:
-    """Return the row of the table of speeds."""
+    """Return a run's row in the table of speeds."""
     low, high = each.row.wps
     published = f"{low:,.0f}" if low == high else f"{low:,.0f}-{high:,.0f}"
     name = f"{each.row.name}{' *' * each.row.fitted}{' †' * each.row.other_program}"

@@ -13,15 +13,15 @@ class Row(NamedTuple):
     name: str
     overrides: tuple[str, ...]
     wps: tuple[float, float]
-    """Published tokens per second per device, from and to."""
+    """Published range of tokens per second per device."""
     reserved_gib: float | None = None
-    """Published peak of reserved memory, in GiB; None: not published."""
+    """Published peak of reserved memory, in GiB; None if not published."""
     active_gib: float | None = None
-    """Published peak of active memory, in GiB; None: not published."""
+    """Published peak of active memory, in GiB; None if not published."""
     fitted: bool = False
     """Whether constants of the device were fitted to this row."""
     other_program: bool = False
-    """Whether the run did other work than the prediction, so that the difference is no error of the prediction."""
+    """Whether the run did other work than the predicted one, so that the difference is not an error of the prediction."""
 
 
 SOURCES = {
@@ -86,7 +86,7 @@ def march(
     *more: str,
     fitted: bool = True,
 ) -> Row:
-    """Return a run of pull request #165. Compilers saw whole blocks recomputed then."""
+    """Return a run of pull request #165, in which a compiled block included its recomputation."""
     inside = COMPILED in more and recompute == "full"
     overrides = (
         *("model=llama2_7b", "hardware=h100_96gb", "seq_len=2048", "micro_batch=8", "precision=bf16", *THEN),
@@ -125,7 +125,7 @@ def titan(
 
 
 def a100(model: str, batch: int, recompute: str, wps: float) -> Row:
-    """Return a run of July 2024, whose norm was one kernel."""
+    """Return a run of July 2024, whose RMSNorm was a fused kernel."""
     size = (8192 if model.startswith("llama3") else 4096, batch)
     norm = "model.kind=tests.titan2024:FusedNorm"
     return titan("titan 2024-07", ("a100_80gb", 8), model, recompute, size, wps, None, norm)

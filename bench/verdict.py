@@ -1,4 +1,4 @@
-"""Train identical runs, and runs of which one does 4% more work, while other processes use the CPU. Count right verdicts."""
+"""Train identical runs, and runs of which one does 4% more work, while other processes use the CPU. Count correct verdicts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MESHRUNNER = str(Path(sys.executable).with_name("meshrunner"))
 ROOT = Path(__file__).parents[1]
 """Directory from which `bench.planted` can be imported."""
 BUSY = 2
-"""Number of processes that keep a core busy meanwhile."""
+"""Number of other processes, each of which keeps a core busy."""
 TWIN_TRIES, PLANTED_TRIES = 20, 10
 PLANTED = 0.04
-"""Additional time of a planted step."""
+"""Additional time of a planted step, as a fraction."""
 ROWS = 4000
-"""Rows of the extra product in the calibration."""
+"""Rows of the extra matmul in the calibration."""
 MODEL = [
     "hardware=cpu",
     *("launch.workers=1", "launch.threads=1", "parallelism=single"),
@@ -38,7 +38,7 @@ MODEL = [
 
 
 def verdict(folder: Path) -> None:
-    """Count the sweeps in which `compare` finds no difference between twins, and the sweeps in which it finds a planted one."""
+    """Count the sweeps in which `compare` finds no difference between twins, and those in which it finds a planted difference."""
     with ExitStack() as stack:
         for _ in range(BUSY):
             stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)

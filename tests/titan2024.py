@@ -114,18 +114,18 @@ class FSDP2Then(LossOutside, FSDP2):
 
 
 class FSDP2InDecember(FSDP2Then):
-    """As it was measured with Llama 3."""
+    """FSDP2 in the runs with Llama 3, which did not keep the logits until backward."""
 
     keeps_logits: ClassVar[bool] = False
 
 
 class FullInside(Full):
-    """Whole blocks, as the compiler saw it: it leaves out the last product of a block, whose result backward does not need."""
+    """Whole blocks, as the compiler saw it: it leaves out the last matmul of a block, whose result backward does not need."""
 
     inside_compile: ClassVar[bool] = True
 
 
 class FusedNorm(Titan2024):
-    """torchtitan's Llama of July 2024, whose norm is one kernel."""
+    """torchtitan's Llama of July 2024, with a fused RMSNorm kernel."""
 
     fused_norm: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""What stands on a real terminal, small and large: nothing wider than it, no word and no figure cut in two."""
+"""Output on small and large terminals: no line is wider than the terminal, and no word or figure is cut in two."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def simulated(
     """
     Noise of a sweep's speeds. Each row but the first is compared with the first.
 
-    The standard deviations of rows spread log-uniformly over a factor of `unequal`. `gain`: of the last row.
+    The standard deviations of rows spread log-uniformly over a factor of `unequal`. `gain`: advantage of the last row.
     """
     deviations = noise * np.exp(generator.uniform(-0.5, 0.5, rows) * math.log(unequal))
     logs = generator.normal(0, 1, (rows, rounds)) * deviations[:, None] + generator.normal(0, drift, rounds)
@@ -136,7 +136,7 @@ def differing(noise: Noise, rows: int) -> list[bool]:
 
 
 def told_from_the_fastest(noise: Noise, rows: int) -> list[bool]:
-    """Whether each row is told from the fastest row."""
+    """Whether a test separates each row from the fastest row."""
     fastest = max(range(rows), key=lambda i: getattr(noise.difference(i, 0), "log_ratio", 0.0))
     return [tells(noise, i, fastest) for i in range(rows) if i != fastest]
 
@@ -146,7 +146,7 @@ def told_from_the_fastest(noise: Noise, rows: int) -> list[bool]:
 @pytest.mark.parametrize("drift", [0, 0.05])
 @pytest.mark.parametrize(("rows", "rounds"), [(2, 3), (4, 3), (12, 3), (40, 3), (12, 5)])
 def test_false_alarms_in_simulated_sweeps(rows: int, rounds: int, drift: float, unequal: float) -> None:
-    """Of 2,000 tables without a difference, at most 6% tell a row from its baseline or from the fastest row."""
+    """At most 6% of 2,000 tables without a difference tell a row from its baseline or from the fastest row."""
     generator = np.random.default_rng(rows)
     tables = (simulated(generator, rows, rounds, 0.02, drift, unequal) for _ in range(2000))
     assert sum(any(differing(noise, rows) + told_from_the_fastest(noise, rows)) for noise in tables) <= 120

@@ -1,4 +1,4 @@
-"""What `compare` prints: the table of a pull request, at any width, and its raw figures."""
+"""The output of `compare`: the table of a pull request, at any width, and its raw figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody reads who compares a class of his own with the shipped ones: keys, wrong keys, mistakes in the class."""
+"""User classes as options: help on their keys, messages for wrong keys and for mistakes in the class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of work that takes long, and of runs that are under way: on a terminal and in lines."""
+"""Progress of slow work and of active runs, on a terminal and as plain lines."""
 
 from __future__ import annotations
 

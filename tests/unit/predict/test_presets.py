@@ -84,14 +84,14 @@ NEEDS = {
     "hardware=auto": ("model=llama_tiny",),
     "hardware=cpu": ("model=llama_tiny",),
 }
-"""What an option goes only with."""
+"""Overrides that an option requires."""
 REFUSED = {
     "parallelism=megatron_fsdp": "parallelism=megatron_fsdp is a package of its own",
     "parallelism.cpu_offload=true": "parallelism.cpu_offload moves parameters",
     "parallelism.buffers=process_group": "parallelism.buffers=process_group takes memory",
     "parallelism.buffers=symmetric": "parallelism.buffers=symmetric takes memory",
 }
-"""What is not planned, and how the reason begins."""
+"""Options that are not planned, and the beginning of the reason."""
 COMPILED = ("compile=per_block", "compile=whole_model", "activation_checkpoint=memory_budget")
 QUICK_OPTIONS = ("parallelism=ep", "parallelism=fsdp1_tp", "parallelism.buffers=scheduled", "loss=chunked", *REFUSED)
 
@@ -149,7 +149,7 @@ COMBINATIONS = {
     "pr165_compile": 6,
     "scaling": 2,
 }
-"""Of each named experiment, without those that it leaves out itself."""
+"""Number of combinations that each named experiment does not exclude."""
 
 
 @pytest.mark.slow_cases("fsdp1_vs_fsdp2")

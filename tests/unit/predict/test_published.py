@@ -1,4 +1,4 @@
-"""Predictions against runs that others published, and the error that predictions state because of them."""
+"""Predictions compared with runs that others published, and the error that `plan` states because of them."""
 
 from __future__ import annotations
 
