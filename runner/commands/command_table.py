@@ -158,7 +158,7 @@ _COMMANDS = (
             "compare runs/2026-11-02 --where model=llama_tiny --sort mfu --top 5",
             "compare sweeps/main sweeps/branch --fail-if 'speed<-5%' --fail-if loss",
         ),
-        found_if="a rule of --fail-if fails",
+        found_if="a rule of --fail-if failed",
     ),
     Command(
         "ls",

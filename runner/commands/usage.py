@@ -30,7 +30,7 @@ def overview() -> str:
             "groups and keys. `meshrunner --version` prints the versions of meshrunner, torch and Python.",
             0,
         ),
-        _exit_statuses({0: ENDED, 1: "a run failed", 2: WRONG, 3: "a check found a change"} | STOPPED),
+        _exit_statuses({0: ENDED, 1: "a run failed", 2: WRONG, 3: "a rule of compare --fail-if failed"} | STOPPED),
     ]
     return "\n\n".join(parts)
 
