@@ -1,5 +1,4 @@
-"""
-Print text, warnings, tables and the name of the work in progress. Tables fit the terminal's width; piped tables are not cut.
+"""Print text, warnings, tables and the name of the work in progress. Tables fit the terminal's width; piped tables are not cut.
 
 Text may come from files or the environment: it is never interpreted as markup, and its control characters are escaped.
 This module imports little, to keep `meshrunner --help` fast.

@@ -1,5 +1,4 @@
-"""
-The table of all metrics. Each metric is one line of FIGURES, which determines its keys in rows and summaries, how it is merged
+"""The table of all metrics. Each metric is one line of FIGURES, which determines its keys in rows and summaries, how it is merged
 over ranks, steps and repeats, and how it appears in tables, charts, the progress line and docs/figures.md.
 
     python -m meshrunner.runner.figures     prints the table of docs/figures.md
@@ -35,8 +34,7 @@ class Figure(NamedTuple):
     """Title in tables, charts and the progress line; empty if the figure is not shown there."""
     format: Callable[[float], str]
     over_steps: Literal["median", "median p10 p90", "last", "final", "sum", "saves", "once", ""]
-    """
-    Statistic over a run's steps. It is stored in summary.json under `<key>` unless another key is given here.
+    """Statistic over a run's steps. It is stored in summary.json under `<key>` unless another key is given here.
     - `median`: median of the measured steps, stored under `<key>_median`
     - `median p10 p90`: also the 10th and 90th percentiles, stored under `<key>_p10` and `<key>_p90`
     - `last`, `final`: value of the last step. That of `final` is stored under `<group>/final_<name>`.

@@ -1,5 +1,4 @@
-"""
-Fits the constants of a device, such as its matmul efficiency, so that predicted speeds match measured runs.
+"""Fits the constants of a device, such as its matmul efficiency, so that predicted speeds match measured runs.
 
 A run's speed is predicted by replaying its trace (the operators and collectives of a step) with the device's constants. The fit
 is the maximum a posteriori estimate, found by `scipy.optimize.least_squares`. Each constant has a log-normal prior around its

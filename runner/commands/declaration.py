@@ -32,8 +32,7 @@ class Argument:
 
 
 class Flag:
-    """
-    An option of a verb, such as `--html FILE`. Hydra parses the option if `hydra` is true; otherwise meshrunner does.
+    """An option of a verb, such as `--html FILE`. Hydra parses the option if `hydra` is true; otherwise meshrunner does.
 
     flags: spellings, the longest last. metavar: name of the value in help texts; empty if the option takes no value, `[NAME]`
     if the value may be omitted. repeats: whether the option may be given several times, so that its value is a list.

@@ -15,8 +15,7 @@ from meshrunner.runner.rundir import VERDICT
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
-    """
-    Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
+    """Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
 
     `scaling_pct` is present if rows differ in number of devices, and `plan/verdict` if any run was predicted. If there is a
     baseline, `speed` is the key of the figure that `speed_vs_baseline_pct`, `p_value` and `within_noise` compare. `p_value` and

@@ -228,8 +228,7 @@ class _Pattern(NamedTuple):
 
 
 def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> list[tuple[int, str]]:
-    """
-    Describe `rows` in words that apply to none of `others`. Return (number of rows, description) pairs, or [] if impossible.
+    """Describe `rows` in words that apply to none of `others`. Return (number of rows, description) pairs, or [] if impossible.
 
     If one conjunction of patterns describes all `rows`, return one pair. Otherwise, split `rows` by the values of one key into
     at most MAX_PARTS parts, and return a pair for each part.

@@ -59,8 +59,7 @@ def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 class Keys:
-    """
-    The settings and facts that vary between runs, listed in `names`. They become the columns that identify a row of the table.
+    """The settings and facts that vary between runs, listed in `names`. They become the columns that identify a row of the table.
 
     A group such as `parallelism` is listed if runs chose different options. A key of such a group (`parallelism.shard`) is
     listed only if a user typed it, or if two runs with the same option have different values. A fact is listed if it differs

@@ -1,5 +1,4 @@
-"""
-Test whether the rows of a table differ by more than the noise between runs.
+"""Test whether the rows of a table differ by more than the noise between runs.
 
 Repeats are rounds: a round runs every combination once, in random order. Each value of a figure is explained as
 

@@ -53,8 +53,7 @@ def short(number: str) -> str:
 
 
 def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
-    """
-    Compare each completed run of a row with a completed run of its baseline that has the same seed.
+    """Compare each completed run of a row with a completed run of its baseline that has the same seed.
 
     `identical`: every loss and gradient norm is equal, bit by bit. `agrees`: every difference is within TOLERANCE.
     `within seeds`: a difference exceeds TOLERANCE, but row and baseline share at least REPEATS seeds, and at every step their

@@ -38,8 +38,7 @@ def fit(experiment: Experiment, workers: int) -> None:
 
 
 def remarks(experiment: Experiment) -> list[str]:
-    """
-    Return a warning for each setting that is valid but has no effect, hides a figure, or costs speed or precision.
+    """Return a warning for each setting that is valid but has no effect, hides a figure, or costs speed or precision.
 
     Raise ConfigError if a setting names an unknown parameter or module, or if FSDP units are invalid. Import torch and build
     the model on the meta device only if a setting names parameters or modules, or the units need to be checked.

@@ -70,8 +70,7 @@ def first_experiment(sweep_dir: Path, names: Sequence[str]) -> Experiment:
 def fit_continuing(
     experiment: Experiment, run_dir: Path, workers: int, *, force: bool = False
 ) -> tuple[Experiment, StoredCheckpoint | None]:
-    """
-    Return the experiment to execute and the checkpoint to resume from (None if the run starts at step 1).
+    """Return the experiment to execute and the checkpoint to resume from (None if the run starts at step 1).
 
     If `global_batch` is null, it gets the checkpoint's value. Raise Incompatible if settings conflict (see `fit`). Raise
     ConfigError if no steps are left or, unless `force`, if settings that affect the result have changed.

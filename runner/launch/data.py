@@ -27,8 +27,7 @@ PRODUCER_GRACE_S = 2.0
 def prepare_data(
     experiment: Experiment, run_dir: Path, doing: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
-    """
-    Prepare the data that the workers need first. Inside the context, a background process (the producer) prepares the rest.
+    """Prepare the data that the workers need first. Inside the context, a background process (the producer) prepares the rest.
 
     If two runs use the same data, the second producer waits until the first has ended, and both runs read the same files.
     Call `doing` with the name of the current work a few times a second. Raise ConfigError if the data is missing or unusable.

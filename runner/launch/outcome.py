@@ -61,8 +61,7 @@ def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome
 
 
 def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: bool) -> Outcome:
-    """
-    Return the outcome of a failed run, with the rank that failed first. `codes` maps failed ranks to exit codes.
+    """Return the outcome of a failed run, with the rank that failed first. `codes` maps failed ranks to exit codes.
 
     The rank that failed first is one that was killed by a signal other than SIGABRT. If there is none, it is a rank whose failure
     was not caused by another rank. If there are several such ranks, it is the rank with the earliest error.

@@ -63,8 +63,7 @@ class Attempt:
 
 
 def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
-    """
-    Start this node's workers, wait until they end or another node fails, and return the outcome that this node sees.
+    """Start this node's workers, wait until they end or another node fails, and return the outcome that this node sees.
 
     Call `poll` a few times a second with the work that this node's first worker does outside of steps, such as "building the
     model" (`recipes.meter.Phase`). If the user presses Ctrl-C, end the workers and raise Interrupted.

@@ -1,5 +1,4 @@
-"""
-Predicts whether a run fits its devices and how fast it is, without these devices: trace -> replay -> forecast.
+"""Predicts whether a run fits its devices and how fast it is, without these devices: trace -> replay -> forecast.
 
 1. **Trace.** The package `trace` runs two optimizer steps of the recipe itself, with tensors on the meta device and as one rank
    of a fake process group. `record` logs every allocation, operator, collective and wait. `meta` replaces compiled code and the

@@ -108,8 +108,7 @@ class Forecast:
 
 
 def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], bool]) -> Answer:
-    """
-    Judge whether a run fits in `capacity` bytes. The run is predicted to use `needed` bytes if memory is unlimited.
+    """Judge whether a run fits in `capacity` bytes. The run is predicted to use `needed` bytes if memory is unlimited.
 
     `error` bounds the relative error of predictions. A run fits if it completes in (1 - `error`) x `capacity` bytes, and is
     borderline if it completes only in (1 + `error`) x `capacity`. `runs_in(nbytes)` returns whether it completes in `nbytes`.
@@ -122,8 +121,7 @@ def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], boo
 def explain(
     kind: str, needed: int, capacity: int, device: str, by_category: Mapping[str, int], flushes: int | None = None
 ) -> str:
-    """
-    Return a sentence that compares the needed memory of one kind, such as `reserved`, with the capacity.
+    """Return a sentence that compares the needed memory of one kind, such as `reserved`, with the capacity.
 
     `by_category` is empty if the categories are unknown. `flushes` is the number of cache flushes with which the run completes in
     `capacity` bytes, or None if it does not complete.

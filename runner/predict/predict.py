@@ -1,5 +1,4 @@
-"""
-Predicts one run: whether it fits, how much memory it holds at its peak, and how fast it is.
+"""Predicts one run: whether it fits, how much memory it holds at its peak, and how fast it is.
 
 For a GPU, the trace is replayed through a model of the caching allocator. The run fits if the GPU has room for the
 reserved memory (tensors and the allocator's cache). For a CPU, the active memory (tensors) must fit.

@@ -77,8 +77,7 @@ def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, 
 
 
 def largest(fits: Callable[[int], bool], allowed: Callable[[int], bool] = lambda value: True) -> int | None:
-    """
-    Return the largest allowed whole number that fits, or None if the smallest allowed number does not fit.
+    """Return the largest allowed whole number that fits, or None if the smallest allowed number does not fit.
 
     If a number does not fit, larger numbers are assumed not to fit either. `fits` is expensive, so it is called at most once per
     number. Numbers that are not `allowed` are skipped; for example, a micro batch must divide the batch.

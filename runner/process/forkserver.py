@@ -51,8 +51,7 @@ LONGEST = 40
 
 
 def warm(variables: Mapping[str, str] | None = None) -> None:
-    """
-    Start the forkserver, which imports torch in the background. This function returns within milliseconds.
+    """Start the forkserver, which imports torch in the background. This function returns within milliseconds.
 
     The forkserver's environment includes `variables`, because libraries read environment variables when they are loaded. A
     forkserver that already runs is kept if it has the same variables, or if `variables` is None. Otherwise it is killed and

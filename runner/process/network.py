@@ -18,8 +18,7 @@ OUTSIDE = ("192.0.2.1", "2001:db8::1")
 
 
 def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
-    """
-    Return the name of an interface for gloo, or None if NCCL_SOCKET_IFNAME allows no interface.
+    """Return the name of an interface for gloo, or None if NCCL_SOCKET_IFNAME allows no interface.
 
     The first choice is the interface with the route to the host `master`. There is none on `master` itself if its own name
     resolves to 127.0.1.1. The second choice is the interface of the default route, and the third is any allowed interface.

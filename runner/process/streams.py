@@ -35,8 +35,7 @@ class _Output(io.FileIO):
 
 
 def secure_streams() -> None:
-    """
-    Open /dev/null in place of closed standard streams. Replace sys.stdout and sys.stderr by streams that never raise OSError.
+    """Open /dev/null in place of closed standard streams. Replace sys.stdout and sys.stderr by streams that never raise OSError.
 
     Call this before any file is opened. Otherwise a file could get the descriptor of a closed standard stream, and workers would
     write their output to that file.

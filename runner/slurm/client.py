@@ -53,8 +53,7 @@ def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
 
 
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
-    """
-    Return the jobs that SLURM knows, keyed by id: `12` is a job, `12_3` is task 3 of job array 12.
+    """Return the jobs that SLURM knows, keyed by id: `12` is a job, `12_3` is task 3 of job array 12.
 
     SLURM's controller forgets a job some minutes after its end. Forgotten jobs are looked up in SLURM's accounting, if enabled.
     Raise ConfigError if the controller does not answer.

@@ -80,8 +80,7 @@ def _names(options: list[str]) -> set[str]:
 
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
-    """
-    Return the lines of slurm/run.sbatch with `options` and `extra` as #SBATCH lines. They replace lines for the same options.
+    """Return the lines of slurm/run.sbatch with `options` and `extra` as #SBATCH lines. They replace lines for the same options.
 
     An element of `options` is quoted if it contains a space. An element of `extra` is not: `--mail-type END` must stay two words.
     """

@@ -66,8 +66,7 @@ class Slurm(Section):
     gpus_per_node: CountOrNull
     """GPUs to request on each node. null: launch.workers (auto: all GPUs of a node), or none if `hardware` is not a GPU."""
     cpus_per_task: CountOrNull
-    """
-    CPUs to request on each node. They belong to a single SLURM task, which starts all workers of the node.
+    """CPUs to request on each node. They belong to a single SLURM task, which starts all workers of the node.
 
     null: a run on all GPUs of a node requests all CPUs and memory (`--exclusive --mem=0`), a run on some GPUs requests
     `cpus_per_gpu`, and a run without GPUs gets the cluster's default. CPU or memory options in `extra` replace these requests.

@@ -42,8 +42,7 @@ Display = LiveTable | RunLines
 
 
 def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, bool]:
-    """
-    Execute the unfinished runs of a sweep, except runs that another live process is executing.
+    """Execute the unfinished runs of a sweep, except runs that another live process is executing.
 
     `experiment` is the first run's configuration. Its section `sweep` applies to all runs. Return the exit status and whether to
     stop the sweep: after a stop request or, if `sweep.fail_fast` is set, after a run that crashed or ran out of memory.
@@ -77,8 +76,7 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 
 
 def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
-    """
-    Return the names of the devices that parallel runs share, and the number and type of devices that each run needs.
+    """Return the names of the devices that parallel runs share, and the number and type of devices that each run needs.
 
     A device is a GPU's name as in CUDA_VISIBLE_DEVICES. For CPU runs, a device is an equal share of the cores, named by a number.
     Both results are empty if the runs must be executed one after another.

@@ -25,8 +25,7 @@ POLL_S = 0.5
 
 
 class RowBuffer:
-    """
-    A buffer that returns exactly one row for each step of a run in progress.
+    """A buffer that returns exactly one row for each step of a run in progress.
 
     A resumed run repeats the steps after its checkpoint, and only the last row written for a step is valid. The buffer therefore
     holds back rows of earlier attempts until this attempt has reached their step or the run has ended.
@@ -57,8 +56,7 @@ def run_in_background(folder: Path, ended: Connection, member: str) -> int:
 
 
 def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:
-    """
-    Track a run until it has ended, or record the table of an ended sweep. Return the exit code.
+    """Track a run until it has ended, or record the table of an ended sweep. Return the exit code.
 
     The launcher closes its end of the pipe `ended` when the run has ended. Without a pipe, watch the state in status.json.
     An exception in the tracker is printed to stderr and recorded in tracker.json.

@@ -124,8 +124,7 @@ def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]
 
 
 def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str, Any]:
-    """
-    Return the loss curve of a row, its step-time curve, and a histogram of its step times. A curve has about `points` points.
+    """Return the loss curve of a row, its step-time curve, and a histogram of its step times. A curve has about `points` points.
 
     A point is the median over the completed runs of the row, or over all its runs if none completed. Step times leave out
     warm-up, compiling and profiled steps. `axes` numbers all distinct lists of steps, and a curve stores the number of its list.

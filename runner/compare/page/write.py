@@ -1,5 +1,4 @@
-"""
-Write the report page: one HTML file that a browser can open offline. A row of its table holds the runs with equal settings.
+"""Write the report page: one HTML file that a browser can open offline. A row of its table holds the runs with equal settings.
 
 The table and the list of runs work without JavaScript. Scripts draw charts of the rows that the reader selects. Scripts
 insert text only as text nodes, because the content security policy of the page forbids scripts to parse strings as markup.

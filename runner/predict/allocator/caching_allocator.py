@@ -19,8 +19,7 @@ class OutOfMemory(Exception):
 
 
 class CachingAllocator:
-    """
-    Allocator that serves a request from the smallest sufficient cached block of its stream, or else from a new segment.
+    """Allocator that serves a request from the smallest sufficient cached block of its stream, or else from a new segment.
 
     Sizes are in bytes. Private pools (CUDA graphs) and some settings (see `allocator_settings`) are not modelled. If several free
     blocks have equal sizes, this model may choose a different one than torch, because its addresses differ from the driver's.

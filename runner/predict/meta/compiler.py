@@ -1,5 +1,4 @@
-"""
-Traces the memory and time of compiled code. A backend of torch.compile runs graphs on meta instead of generating kernels.
+"""Traces the memory and time of compiled code. A backend of torch.compile runs graphs on meta instead of generating kernels.
 
 dynamo, AOT autograd, and inductor's decompositions and partitioner run as usual. The resulting graphs then run on meta, operator
 by operator. Only the final result of a fused kernel gets memory, because the kernel never stores its intermediate results.

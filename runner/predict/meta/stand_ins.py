@@ -1,5 +1,4 @@
-"""
-Makes torch's meta device behave like a GPU or CPU while a recipe is traced.
+"""Makes torch's meta device behave like a GPU or CPU while a recipe is traced.
 
 Meta tensors have shapes, dtypes and autograd, but meta has no memory and no streams, and some of its kernels differ. Streams come
 from `recorder.device`, a `TracedDevice`: it imitates `torch.cuda`, and the recorder logs its calls.
@@ -34,8 +33,7 @@ from meshrunner.runner.predict.record.trace_events import META, TracedDevice, Tr
 
 
 def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
-    """
-    Make FSDP2 use the streams of `recorder.device`, so that the trace shows which communication overlaps with compute.
+    """Make FSDP2 use the streams of `recorder.device`, so that the trace shows which communication overlaps with compute.
 
     FSDP2 gets streams from the device's module, such as `torch.cuda`. It calls `torch.accelerator.current_stream` only to free
     an all-gather whose result was never used. Frozen blocks below the first trained block have such all-gathers.
@@ -55,8 +53,7 @@ def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
-    """
-    Make FSDP1 use the streams of `recorder.device`, and log its calls of `record_stream`.
+    """Make FSDP1 use the streams of `recorder.device`, and log its calls of `record_stream`.
 
     These calls delay the reuse of memory until other streams are done with it. FSDP1 considers a tensor freed if its address is
     0. On meta, every address is 0, so FSDP1 is made to test the size of the tensor's storage instead.
@@ -69,8 +66,7 @@ def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
-    """
-    Make DDP reduce its buckets in a Python hook, because DDP's C++ reducer rejects a fake process group.
+    """Make DDP reduce its buckets in a Python hook, because DDP's C++ reducer rejects a fake process group.
 
     After the first step, DDP would rebuild its buckets and broadcast their order, but meta tensors have no values to broadcast.
     In a trace, the buckets therefore have their final order from the start. DDP's step timer is off: it does not support meta.

@@ -1,5 +1,4 @@
-"""
-Computes the speed of operators and the duration of collectives on the device that `hardware` (a GPU or CPU) describes.
+"""Computes the speed of operators and the duration of collectives on the device that `hardware` (a GPU or CPU) describes.
 
 The constants of GPU collectives describe nodes of 8 H100s, with NVSwitch inside the node and one 400 Gbit/s network adapter
 per device between nodes. They come from nccl-tests results and NCCL's tuning tables, as fitted in meta-pytorch/autoparallel
@@ -69,8 +68,7 @@ class GPURates:
         return peak * 1e12 * share * reached
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """
-        Return the duration of a collective in seconds, which is 0 for a group of one rank.
+        """Return the duration of a collective in seconds, which is 0 for a group of one rank.
 
         The duration never falls if `nbytes` grows or if the same ranks are spread evenly over more nodes.
 
@@ -137,8 +135,7 @@ class CPURates:
         return self._speed.collective_s + passes * nbytes / (self._speed.link_bandwidth * GB)
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
-        """
-        Return the seconds that a collective waits for its slowest rank after `work_s` seconds of work on each rank.
+        """Return the seconds that a collective waits for its slowest rank after `work_s` seconds of work on each rank.
 
         The wait is the expected maximum of `ranks` normally distributed delays (Blom's formula). Their standard deviation is
         proportional to the square root of `work_s`, as in a random walk.

@@ -1,5 +1,4 @@
-"""
-Simulates when the events of a trace happen. The host issues work, and streams execute work in order and wait for each other.
+"""Simulates when the events of a trace happen. The host issues work, and streams execute work in order and wait for each other.
 
 An operator takes as long as its arithmetic or its memory traffic, whichever is longer (a roofline), plus a fixed overhead. Times
 are in seconds since the clock started.

@@ -1,5 +1,4 @@
-"""
-Extrapolates the memory peak of a model from traces of two shallow models, which are the same model with fewer blocks.
+"""Extrapolates the memory peak of a model from traces of two shallow models, which are the same model with fewer blocks.
 
 The depth of a model is its number of blocks. If all blocks are alike, the memory peak within block n (counted from the front or
 from the end) is linear in the depth. The model's peak is not linear, because in a deeper model another block may peak highest.
