@@ -41,7 +41,7 @@ class Rule(NamedTuple):
         figure = comparison.speed if self.figure == SPEED else figure_of(self.figure)
         gain = against.speed if figure == comparison.speed else against.further[figure.key]
         if gain.percent is None:
-            return UNDECIDED, f"{figure.title} is not known of both"
+            return UNDECIDED, f"{figure.title} is unknown in at least one of the two rows"
         words = " against ".join(figure.text(median(each.measured(figure))) for each in (row, against.row))
         words += f" {figure.title}, {gain.percent:+.1f}%"
         if gain.interval is None or against.other:

@@ -56,7 +56,7 @@ def sweep(tmp_path: Path) -> Path:
         ("peak_active_gib>+2%", 3, "peak_active_gib>+2%: failed: fsdp2: 42.01 GiB against 40.01 GiB peak active"),
         ("peak_active_gib>+6%", 0, "passed: fsdp2"),
         ("peak_reserved_gib>+2%", 0, "passed: fsdp2: 60.00 GiB against 60.00 GiB peak reserved, +0.0%"),
-        ("mfu<-5%", 0, "mfu<-5%: not decided: fsdp2: MFU is not known of both"),
+        ("mfu<-5%", 0, "mfu<-5%: not decided: fsdp2: MFU is unknown in at least one of the two rows"),
         ("loss", 0, "loss: passed: fsdp2: identical"),
     ],
 )
