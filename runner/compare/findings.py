@@ -82,7 +82,8 @@ def _leader(rows: Sequence[Row], noise: Noise, sign: int = 1) -> tuple[Row, list
 def undecided(comparison: Comparison) -> list[Row]:
     """Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row. A row may
     have one run that did not complete, because the cause may be gone, but not two."""
-    usable = [row for row in comparison.rows if row.completed and len(row.runs) - len(row.completed) <= 1]
+    speed = comparison.speed
+    usable = [row for row in comparison.rows if row.measured(speed) and len(row.runs) - len(row.completed) <= 1]
     if comparison.baseline:
         known = {row.key for row in usable}
         pairs = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from meshrunner.runner.process.worker_context import SharedIntegers
 from meshrunner.runner.rundir.files import STOP_REQUEST
 from meshrunner.runner.slurm.client import show_job
 
+CHECK_EVERY_S = 0.5
 NEAR_LIMIT_S = 240.0
 """A stop request that arrives this many seconds or less before the job's time limit is attributed to the limit."""
 
@@ -45,6 +47,7 @@ class Preemption:
         self._told = False
         self._signal = 0
         self._parent = os.getppid()
+        self._checked_at = 0.0
         self._before: dict[int, Any] = {}
 
     @property
@@ -77,8 +80,12 @@ class Preemption:
         if self.interrupted and not self._told:
             self._told = True
             warn(f"{self.stopping}; press Ctrl-C again to stop at once")
+        now = time.monotonic()
         if not self.in_job or self.shared is None or self.requested:
             return
+        if not self._signal and now - self._checked_at <= CHECK_EVERY_S:
+            return
+        self._checked_at = now
         if os.getppid() != self._parent:
             self.reason = f"the parent process of the run on {socket.gethostname()} was killed"
         elif self._signal or self._shell_requests():

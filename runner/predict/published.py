@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from meshrunner.recipes.model.llama import Llama, MoE
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.rundir import parse_yaml
@@ -44,7 +45,9 @@ def stated_error(experiment: Experiment, hardware: GPU | CPU) -> StatedError:
         return StatedError(pct, f"calibrated; each measured run was predicted from the others to within {pct:g}%")
     assert isinstance(hardware, GPU), "a CPU has no speed before it is calibrated"
     kind, tokens, nodes = (hardware.name, experiment.precision.kind), experiment.seq_len, experiment.launch.nodes
-    for each in regimes():
+    model = experiment.model
+    dense = isinstance(model, Llama) and not isinstance(model, MoE)  # all published runs trained such models
+    for each in regimes() if dense else ():
         if each[:2] == kind and each.shortest <= tokens <= each.longest and nodes <= each.nodes:
             span = f"{each.shortest:,} to {each.longest:,}" if each.shortest < each.longest else f"{each.longest:,}"
             runs = f"{each.runs} published {kind[1]} runs on {kind[0]} ({span} tokens, at most {_nodes(each.nodes)})"
@@ -52,7 +55,7 @@ def stated_error(experiment: Experiment, hardware: GPU | CPU) -> StatedError:
                 each.speed_pct, f"uncalibrated; predictions of {runs} were off by up to {each.speed_pct:g}%"
             )
     pct = max(each.speed_pct for each in regimes())
-    run = f"{kind[1]} on {kind[0]}, {tokens:,} tokens, {_nodes(nodes)}"
+    run = f"{'' if dense else f'{model.kind} in '}{kind[1]} on {kind[0]}, {tokens:,} tokens, {_nodes(nodes)}"
     others = f"predictions of other published runs were off by up to {pct:g}%"
     return StatedError(pct, f"uncalibrated; never compared with a published run ({run}); {others}")
 

@@ -18,8 +18,8 @@ def compare(arguments: list[str]) -> int:
     if given.strict and not rules:
         raise ConfigError("--strict: there is no rule; add --fail-if RULE")
     comparison = compare_folders(given.directories, given.baseline, figures(rules), with_first=bool(rules))
+    failed, lines = checked(rules, select(comparison, given.where), strict=given.strict) if rules else (False, [])
     comparison = select(comparison, given.where, given.sort, given.top)
-    failed, lines = checked(rules, comparison, strict=given.strict) if rules else (False, [])
     if given.html:
         from meshrunner.runner.compare.page.write import write_page
 

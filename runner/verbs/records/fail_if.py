@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -10,7 +11,7 @@ from typing import NamedTuple
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.cells import LISTED, OTHER
 from meshrunner.runner.compare.comparison import NO_BASELINE, Against, Comparison
-from meshrunner.runner.compare.keys import first_of
+from meshrunner.runner.compare.keys import DIRECTORY, first_of
 from meshrunner.runner.compare.runs import Row
 from meshrunner.runner.compare.select import Field, named
 from meshrunner.runner.figures import FIGURES, Figure, figure_of
@@ -29,7 +30,7 @@ class Rule(NamedTuple):
     figure: str
     """SPEED (the figure by which the table compares speeds), LOSS (whether losses agree), or the key of another figure."""
     bound: float = 0.0
-    """Difference from the baseline, in percent. Smaller values violate a negative bound, larger values a positive one."""
+    """Difference from the baseline, in percent. Smaller values violate a negative bound, even -0; larger ones a positive one."""
 
     def outcome(self, row: Row, against: Against | None, comparison: Comparison) -> tuple[str, str]:
         """Return FAILED, UNDECIDED or PASSED for a row, and the difference in words."""
@@ -41,20 +42,23 @@ class Rule(NamedTuple):
         figure = comparison.speed if self.figure == SPEED else figure_of(self.figure)
         gain = against.speed if figure == comparison.speed else against.further[figure.key]
         if gain.percent is None:
-            return UNDECIDED, f"{figure.title} is unknown in at least one of the two rows"
+            unknown = row if not row.measured(figure) else against.row
+            why = f"the {'row' if unknown is row else 'baseline'} is {unknown.state}"
+            return UNDECIDED, f"{figure.title} is unknown" + (f": {why}" if not unknown.completed else "")
         words = " against ".join(figure.text(median(each.measured(figure))) for each in (row, against.row))
         words += f" {figure.title}, {gain.percent:+.1f}%"
         if gain.interval is None or against.other:
             return UNDECIDED, f"{words} ({OTHER.get(against.other, 'not tested')})"
         low, high = gain.interval
         words += f" ({low:+.1f}% to {high:+.1f}%)"
-        if not gain.within_noise:
-            return (FAILED if self._is_beyond(gain.percent) else PASSED), words
-        extreme = low if self.bound < 0 else high
-        return (UNDECIDED if self._is_beyond(extreme) else PASSED), f"{words}, within noise"
+        if gain.within_noise:
+            words += ", within noise"
+        elif self._is_beyond(gain.percent):
+            return FAILED, words
+        return (UNDECIDED if self._is_beyond(low) or self._is_beyond(high) else PASSED), words
 
     def _is_beyond(self, percent: float) -> bool:
-        return percent < self.bound if self.bound < 0 else percent > self.bound
+        return percent < self.bound if math.copysign(1, self.bound) < 0 else percent > self.bound
 
 
 def parsed(text: str) -> Rule:
@@ -84,13 +88,15 @@ def checked(rules: Sequence[Rule], comparison: Comparison, *, strict: bool) -> t
         raise ConfigError(
             "--fail-if: there is no baseline; add --baseline KEY=VALUE, or name the baseline's directory first"
         )
-    lines, failed = [], False
+    lines, failed, used = [], False, {each.row.key for each in comparison.against if each}
     for rule in rules:
         rows: dict[str, list[str]] = {outcome: [] for outcome in (FAILED, UNDECIDED, PASSED)}
         for row, against in zip(comparison.rows, comparison.against, strict=True):
             if against is not None or not comparison.is_baseline(row):
                 outcome, words = rule.outcome(row, against, comparison)
                 rows[outcome].append(f"{comparison.name(row)}: {words}")
+            elif comparison.baseline[0] == DIRECTORY and row.key not in used:
+                rows[UNDECIDED].append(f"{comparison.name(row)}: no row is compared with it")
         if not any(rows.values()):
             rows[UNDECIDED] = ["no row is compared"]
         failed = failed or bool(rows[FAILED] or (strict and rows[UNDECIDED]))

@@ -25,6 +25,7 @@ def in_job(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     said = {"JobState": "RUNNING", "EndTime": "Unknown", "TimeLimit": "00:10:00", "Restarts": "0", "Reason": "None"}
     monkeypatch.setattr(preemption, "show_job", lambda job_id: said)
+    monkeypatch.setattr(preemption, "CHECK_EVERY_S", 0.0)
     return said
 
 

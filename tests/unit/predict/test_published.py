@@ -81,6 +81,10 @@ def test_stated_errors_are_the_largest_of_the_table() -> None:
         (("seq_len=512",), "never compared with a published run (bf16 on H100 96GB, 512 tokens, 1 node)"),
         (("launch.nodes=17",), "never compared with a published run (bf16 on H100 96GB, 2,048 tokens, 17 nodes)"),
         (("precision=fp32",), "never compared with a published run (fp32 on H100 96GB, 2,048 tokens, 1 node)"),
+        (
+            ("model=mixtral_8x7b", "hardware=h100_96gb"),
+            "never compared with a published run (moe in bf16 on H100 96GB, 2,048 tokens, 1 node)",
+        ),
         (("hardware=b200",), "never compared with a published run (bf16 on B200, 2,048 tokens, 1 node)"),
     ],
 )

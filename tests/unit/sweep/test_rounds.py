@@ -76,6 +76,13 @@ def test_a_baseline_with_one_failed_run_is_repeated_with_its_rows(auto: Path) ->
     assert {row.runs[0].path.name[:3] for row in undecided(comparison)} == {"000", "001", "002"}
 
 
+def test_rows_without_a_speed_are_not_repeated(auto: Path) -> None:
+    for run in auto.glob("001*"):
+        write(run / "summary.json", {"state": "completed", "perf/wps_median": None})
+    for baseline in (None, "parallelism.prefetch=0"):
+        assert undecided(compare_runs(read_runs([auto]), baseline)) == []
+
+
 def test_a_round_that_was_written_in_part_is_finished_first(auto: Path) -> None:
     place_again(auto / "001_tensor-1_repeat-1", auto / "001_tensor-1_repeat-4")
     assert [run.name for run in _place_round(auto, FIRST)] == ["001_tensor-1_repeat-4"]

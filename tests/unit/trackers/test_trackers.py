@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from meshrunner.runner.rundir.sweep import add_runs
 from meshrunner.runner.trackers.base import Tracker, tracker_of
 from meshrunner.runner.trackers.description import RunRecord, SweepRecord
 from meshrunner.runner.trackers.follow import RowBuffer, run_tracker
-from meshrunner.runner.trackers.handle import Trackers
+from meshrunner.runner.trackers.handle import TrackerHandle, Trackers
 from tests.composed import config, experiment, option
 from tests.e2e.command import TINY
 from tests.run_dirs import make_run
@@ -272,6 +273,16 @@ def test_inactive_members_of_several_trackers_start_no_process(tmp_path: Path) -
     assert not any(member.active for member in tracker.members.values())
     assert Trackers(tmp_path / "other", tracker).finish_or_warn("") is None
     assert not (tmp_path / "other" / "tracker-a.json").exists(), "no process was started"
+
+
+def test_a_tracker_process_that_cannot_start_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(process: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(ForkServerProcess, "start", start)
+    tracker = tracker_of(RunRecord.load(placed(tmp_path / "run", kind="wandb", mode="offline")))
+    warning = TrackerHandle(tmp_path / "run", tracker).finish()
+    assert warning is not None and "could not be started (OSError: [Errno 24] Too many open files)" in warning
 
 
 def test_a_single_run_has_no_group_and_keeps_its_id(tmp_path: Path) -> None:

@@ -49,14 +49,16 @@ def sweep(tmp_path: Path) -> Path:
     [
         ("speed<-5%", 3, "speed<-5%: failed: fsdp2: 90 against 100 WPS per device, -10.0% (-"),
         ("speed < -5 %", 3, "speed < -5 %: failed: fsdp2"),
-        ("speed<-12%", 0, "speed<-12%: passed: fsdp2: 90 against 100 WPS per device, -10.0% ("),
+        ("speed<-0%", 3, "speed<-0%: failed: fsdp2"),
+        ("speed<-10.5%", 0, "speed<-10.5%: not decided: fsdp2"),
+        ("speed<-20%", 0, "speed<-20%: passed: fsdp2: 90 against 100 WPS per device, -10.0% ("),
         ("speed>+5%", 0, "speed>+5%: passed: fsdp2"),
         ("wps<-9.5%", 3, "wps<-9.5%: failed: fsdp2"),
         ("perf/wps_median<-5%", 3, "failed: fsdp2"),
         ("peak_active_gib>+2%", 3, "peak_active_gib>+2%: failed: fsdp2: 42.01 GiB against 40.01 GiB peak active"),
         ("peak_active_gib>+6%", 0, "passed: fsdp2"),
         ("peak_reserved_gib>+2%", 0, "passed: fsdp2: 60.00 GiB against 60.00 GiB peak reserved, +0.0%"),
-        ("mfu<-5%", 0, "mfu<-5%: not decided: fsdp2: MFU is unknown in at least one of the two rows"),
+        ("mfu<-5%", 0, "mfu<-5%: not decided: fsdp2: MFU is unknown\n"),
         ("loss", 0, "loss: passed: fsdp2: identical"),
     ],
 )
@@ -133,10 +135,25 @@ def test_equal_configurations_in_two_directories_are_two_rows(tmp_path: Path) ->
     assert compare([str(after), str(before), "--fail-if", "speed<-5%"]) == 0
 
 
-def test_rules_judge_the_rows_shown(sweep: Path) -> None:
-    given = [str(sweep), "--baseline", "parallelism=fsdp1", "--fail-if", "speed<-5%", "--where"]
-    assert compare([*given, "parallelism=fsdp2"]) == 3
-    assert compare([*given, "parallelism=fsdp1"]) == 0
+def test_rules_judge_the_rows_of_where_but_not_only_those_of_top(sweep: Path) -> None:
+    given = [str(sweep), "--baseline", "parallelism=fsdp1", "--fail-if", "speed<-5%"]
+    assert compare([*given, "--where", "parallelism=fsdp2"]) == 3
+    assert compare([*given, "--where", "parallelism=fsdp1"]) == 0
+    assert compare([*given, "--top", "1"]) == 3
+
+
+def test_rows_that_are_missing_or_failed_are_not_decided(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = repeats(tmp_path / "before", "parallelism=fsdp1")
+    repeats(before, "parallelism=fsdp2")
+    repeats(before, "parallelism=fsdp1", "steps=9")
+    after = repeats(tmp_path / "after", "parallelism=fsdp1")
+    for i in range(3):
+        make_run(after / f"oom-{i}", "parallelism=fsdp2", state="oom")
+    assert compare([str(before), str(after), "--fail-if", "speed<-5%"]) == 0
+    out = capsys.readouterr().out
+    assert f"fsdp2 steps=4 {after}: WPS per device is unknown: the row is oom" in out
+    assert f"fsdp1 steps=9 {before}: no row is compared with it" in out
+    assert compare([str(before), str(after), "--fail-if", "speed<-5%", "--strict"]) == 3
 
 
 def test_outcomes_do_not_mix_with_json_csv_or_markdown(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
