@@ -84,9 +84,8 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
 def _refuse_too_large(recipe: Recipe, network: Network, shards: int, host_bytes: int) -> None:
     """Raise TooLarge before anything is allocated. Otherwise the kernel would kill processes once the machine is full."""
     sizes = [((p.to_local() if isinstance(p, DTensor) else p).numel(), p.requires_grad) for p in network.parameters()]
-    held, trained = (
-        sum(size for size, with_state in sizes if with_state or every) // shards for every in (True, False)
-    )
+    held = sum(size for size, _ in sizes) // shards
+    trained = sum(size for size, requires_grad in sizes if requires_grad) // shards
     needed = 4 * held + (recipe.optimizer.state_bytes(trained, len(sizes)) or 0)
     if needed > host_bytes:
         raise TooLarge(

@@ -63,7 +63,7 @@ class Loaded:
         """Sentences on the fastest row, the least memory, the gain over the baseline, and whether losses agree."""
         return findings(self.comparison)
 
-    @property
+    @cached_property
     def runs(self) -> list[Run]:
         """Each run on its own, in the order of `rows`."""
         return [

@@ -73,14 +73,16 @@ def predict(
         except ConfigError as error:  # a rate is unknown
             remarks.append(str(error))
             hardware = None
-    if device.type == "cuda" and not active_only:
+    with_reserved = device.type == "cuda" and not active_only
+    if not with_reserved:
+        verdict, memory = _active_memory(workload, device, traces)
+        with_reserved = device.type == "cuda" and verdict.answer == BORDERLINE
+    if with_reserved:
+        if workload.depths is not None:  # a replay needs the trace of the full model
+            return predict(experiment, device, with_timeline=with_timeline)
         verdict, memory, replayed = _reserved_memory(
             workload, device, hardware, traces[0], expandable=expandable, record_points=with_timeline
         )
-    else:
-        verdict, memory = _active_memory(workload, device, traces)
-        if verdict.answer == BORDERLINE and device.type == "cuda":
-            return predict(experiment, device, with_timeline=with_timeline)
     over_time = None
     if with_timeline:
         points = replayed.points if replayed else points_without_allocator(traces[0].events, traces[0].last_step)

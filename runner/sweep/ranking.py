@@ -124,9 +124,10 @@ def _sort_key(each: Ranked) -> tuple[int, float, float]:
 def lines(ranked: Sequence[Ranked], width: int) -> Iterator[str]:
     """Yield the lines of a ranking: the settings that are equal in all combinations, the table, and explanations of its marks."""
     yield paragraph("in all rows: " + " ".join(_same(ranked)), 0, width) + "\n"
-    yield from _table(ranked, width)
+    cells = columns(ranked)
+    yield from _table(ranked, cells, width)
     bases = list(dict.fromkeys(each.forecast.speed.error_basis for each in ranked if each.forecast.speed))
-    below = ["", *(f"{title}: {LEGEND[title]}" for title in columns(ranked) if title in LEGEND)]
+    below = ["", *(f"{title}: {LEGEND[title]}" for title in cells if title in LEGEND)]
     below += [f"speed: {first_of(bases, LISTED, '; ')}"] * bool(bases)
     if any(each.mark == WITHIN_ERROR for each in ranked):
         below.append(f"~ {WITHIN_ERROR}: the speed differs from that of the first row by less than the error")
@@ -164,9 +165,8 @@ def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
     return {title: cells for title, cells in found.items() if any(cells)}
 
 
-def _table(ranked: Sequence[Ranked], width: int) -> Iterator[str]:
+def _table(ranked: Sequence[Ranked], cells: dict[str, list[str]], width: int) -> Iterator[str]:
     """Yield the table's lines. A heading with the verdict precedes its combinations; a reason follows those that it explains."""
-    cells = columns(ranked)
     names = [" ".join(map(short_override, each.varying or each.overrides)) or "defaults" for each in ranked]
     widths = {title: max(map(len, [title, *column])) + 2 for title, column in cells.items()}
     longest = 2 + max(map(len, ["combination", *names]))

@@ -84,9 +84,9 @@ class StepPeak(NamedTuple):
     by_category: dict[str, int]
     phase: str
 
-
-def _step_peak(peak: PeakMemory) -> StepPeak:
-    return StepPeak(peak.total, peak.by_category, str(peak.phase))
+    @classmethod
+    def of(cls, peak: PeakMemory) -> StepPeak:
+        return cls(peak.total, peak.by_category, str(peak.phase))
 
 
 def _recipe(case: str) -> Experiment:
@@ -122,7 +122,7 @@ def _measured(case: str) -> StepPeak:
     # ledger does not know all memory that is older than itself.
     peaks = [ledger.peak_of(lambda phase, step=step: phase.step == step) for step in (1, 2)]
     peak = min(peaks, key=lambda peak: peak.total)
-    return _step_peak(peak)
+    return StepPeak.of(peak)
 
 
 def predicted(world: int, cases: list[str]) -> list[StepPeak]:
@@ -141,7 +141,7 @@ def _predicted(world: int, cases: list[str]) -> list[tuple[Any, ...]]:
         trace = trace_recipe(recipe, nodes=1, workers=world, device_type="cpu")
         last = trace.last_step
         peak = trace.ledger.peak_of(lambda phase, last=last: phase.step == last)
-        found.append(tuple(_step_peak(peak)))
+        found.append(tuple(StepPeak.of(peak)))
     return found
 
 

@@ -6,7 +6,7 @@ import random
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from meshrunner.runner.process.worker_context import Node, SharedIntegers, Worke
 from meshrunner.runner.rundir.files import memory_profile, read_json
 from tests.composed import SMALL, config
 from tests.dist.ranks import context, on_ranks
+from tests.dist.test_plan import StepPeak
 
 RANDOM = {1: range(4), 2: range(10), 4: range(6)}
 """Seeds of random configurations, keyed by number of ranks."""
@@ -78,14 +79,6 @@ LAYOUTS: dict[int, list[str]] = {
 }
 
 
-class Peak(NamedTuple):
-    """Bytes at the peak of a step of rank 0."""
-
-    total: int
-    by_category: dict[str, int]
-    phase: str
-
-
 def drawn(world: int, seed: int) -> list[str]:
     """Return the overrides of a random configuration. Draw again until it is valid."""
     draw = random.Random(seed)
@@ -123,12 +116,12 @@ def _compare(world: int, cases: list[list[str]]) -> None:
         assert prediction == peak, " ".join(case)
 
 
-def measured(cases: list[list[str]]) -> list[Peak]:
+def measured(cases: list[list[str]]) -> list[StepPeak]:
     """Return this rank's peak in each case."""
     return [_measured(case) for case in cases]
 
 
-def _measured(case: list[str]) -> Peak:
+def _measured(case: list[str]) -> StepPeak:
     experiment, _ = check_on_devices(config(*PROFILED, *case))
     rank, world = dist.get_rank(), dist.get_world_size()
     folder = [tempfile.mkdtemp() if rank == 0 else ""]
@@ -141,13 +134,13 @@ def _measured(case: list[str]) -> Peak:
     dist.barrier()
     if rank == 0:
         shutil.rmtree(run_dir)
-    return Peak(found["peak_live_bytes"], found["by_category"], found["phase"])
+    return StepPeak(found["peak_live_bytes"], found["by_category"], found["phase"])
 
 
-def predicted(cases: list[list[str]]) -> list[Peak]:
+def predicted(cases: list[list[str]]) -> list[StepPeak]:
     """Predict in another process, because torch has only one default group per process."""
     with context.Pool(1) as pool:
-        return [Peak(*each) for each in pool.apply(_predicted, (cases,))]
+        return [StepPeak(*each) for each in pool.apply(_predicted, (cases,))]
 
 
 def _predicted(cases: list[list[str]]) -> list[tuple[Any, ...]]:
