@@ -1,8 +1,6 @@
 """A table of the combinations of options that cannot work, with the reason and an alternative for each. One check is elsewhere:
 `Parallelism.degrees` checks that the degrees of parallelism fit the number of devices."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

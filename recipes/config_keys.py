@@ -1,7 +1,5 @@
 """Flatten and compare configurations. Look up the effects (class Affects) of changing a key, such as an effect on speed."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The key `deterministic`: a run that is repeated or resumed with the same layout and devices has bit-identical losses."""
 
-from __future__ import annotations
-
 CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 """Name and value of an environment variable that torch's deterministic mode requires. It must be set before CUDA starts."""
 

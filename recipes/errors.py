@@ -1,7 +1,5 @@
 """The exceptions that end a command with a message but no traceback. A run fails if a worker raises such an exception."""
 
-from __future__ import annotations
-
 
 class ConfigError(Exception):
     """Exit status 2: the configuration, or a file it names, is wrong. Nothing was started."""

@@ -1,7 +1,5 @@
 """The configuration of a training run: model, data and training. Launch and measurement settings are in `Experiment`."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, SerializeAsAny

@@ -1,7 +1,5 @@
 """Detect secret environment variables, which must not be copied into the configuration."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stop all ranks after the same step, so that a preempted run can save a checkpoint before it is killed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

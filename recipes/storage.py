@@ -1,8 +1,6 @@
 """The cache directory, and files that are replaced atomically and verified by size and CRC-32. Only regular files are read,
 because reading a pipe would block."""
 
-from __future__ import annotations
-
 import os
 import stat
 import zlib

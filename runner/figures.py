@@ -4,8 +4,6 @@ over ranks, steps and repeats, and how it appears in tables, charts, the progres
     python -m meshrunner.runner.figures     prints the table of docs/figures.md
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median

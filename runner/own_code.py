@@ -1,7 +1,5 @@
 """Describes exceptions raised in a user's own classes: the method, the exception and the lines of code."""
 
-from __future__ import annotations
-
 import linecache
 import sysconfig
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Options of the group `checkpoint`, and `Saver`, the interface through which a run saves checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, ClassVar, Protocol
 

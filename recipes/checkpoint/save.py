@@ -1,7 +1,5 @@
 """Atomic saving of checkpoints, either while training waits or in the background."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future

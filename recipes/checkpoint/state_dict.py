@@ -5,8 +5,6 @@ With FSDP1 and tensor parallelism, torch (2.13) crashes or hangs if the tensor-p
 reading the parameter. An optimizer tensor is set by setting its parameter and copying the values into the optimizer tensor.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Local JSON Lines or Parquet files."""
 
-from __future__ import annotations
-
 import glob
 import gzip
 import os

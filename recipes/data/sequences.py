@@ -1,7 +1,5 @@
 """Token sequences from the cache, in an order that depends only on the seed."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from functools import lru_cache

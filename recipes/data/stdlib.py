@@ -1,7 +1,5 @@
 """Text of the Python installation: pydoc's help texts and library sources. The text differs between Python versions."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -8,8 +8,6 @@
 Tokens beyond the number in progress.json are ignored, so a writer may be killed at any time. Entries never expire.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """Compute the output projection and the cross entropy chunk by chunk, in a single call of the projection module. With one call
 per chunk, FSDP would gather the module's weight and reduce the weight's gradient once per chunk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

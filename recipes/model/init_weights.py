@@ -4,8 +4,6 @@ Each parameter has a separate generator, seeded by the run's seed and the parame
 keeps its shard. Therefore all layouts start with bit-identical weights on devices of the same type.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

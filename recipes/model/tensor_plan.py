@@ -4,8 +4,6 @@ A module that can be split has a method `styles(sequence_parallel)`, which retur
 "" is the module itself. `Transformer.tensor_plan` collects the styles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from torch import nn

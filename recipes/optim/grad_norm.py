@@ -1,8 +1,6 @@
 """The global gradient norm on any mesh, and gradient clipping. torch's `clip_grad_norm_` rejects parameters on different meshes,
 and mixtures of DTensor and Tensor. FSDP1's version reduces over only one mesh dimension."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The `lr_schedule` group: a factor that multiplies `optimizer.lr` and depends only on the step."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import Annotated, ClassVar

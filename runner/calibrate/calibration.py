@@ -3,8 +3,6 @@
 Repeats of a combination of settings count as one run. Each prediction error is computed with constants fitted to the other runs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ is the maximum a posteriori estimate, found by `scipy.optimize.least_squares`. E
 value before the fit. Measured speeds have log-normal noise. A constant that affects no run keeps its value.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """The command line, declared once in `COMMANDS`. Help texts, parsers and Tab completion derive from this table."""
 
-from __future__ import annotations
-
 from meshrunner.runner.commands.command_table import COMMANDS
 from meshrunner.runner.commands.declaration import Argument, Command, Flag
 

@@ -1,7 +1,5 @@
 """All verbs of the command line (`meshrunner VERB`). To add a verb, add a `Command` here and a module in runner/verbs."""
 
-from __future__ import annotations
-
 from meshrunner.runner.commands.declaration import Argument, Command, Flag
 
 DIRECTORY = Argument("directory", "DIR", "a run directory or a sweep directory")

@@ -1,7 +1,5 @@
 """argparse parsers of the verbs. Wrong arguments raise a ConfigError that names the nearest option and shows the usage."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Format the help texts of the command line: the list of verbs (subcommands such as `plan`), and a page for each verb."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from meshrunner.runner.commands.command_table import COMMANDS

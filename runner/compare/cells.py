@@ -1,7 +1,5 @@
 """Format a comparison for people: the columns of the table and the lines below the table."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Sequence

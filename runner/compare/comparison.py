@@ -1,7 +1,5 @@
 """Merge the runs that are repeats of each other into rows, and compare each row with its baseline."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Export a comparison for programs: rows with unrounded figures, as JSON and as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

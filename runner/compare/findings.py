@@ -1,7 +1,5 @@
 """Summarise a comparison in two to four sentences. Differences are quantified only if they were tested for noise."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Find settings and facts that differ between runs. A *fact*, such as the torch version, is no setting but can affect speed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Compare the loss and gradient-norm curves of a row (the runs with equal settings) with the curves of its baseline row."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

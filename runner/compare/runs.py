@@ -1,7 +1,5 @@
 """Read finished and unfinished runs from disk, even if their files are damaged."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Format text tables as Markdown, and fit them into the width of a terminal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ This module calls Hydra's `Hydra` class directly. `@hydra.main` would swallow er
 the configuration is checked. Hydra's public compose API supports neither sweepers nor `--cfg` nor tab completion.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import re

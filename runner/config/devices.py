@@ -1,7 +1,5 @@
 """Find the devices of this node, and the devices that a prediction is for. Import torch only if a GPU driver exists."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Validate the environment variables that `launch.env` sets in workers, and find the settings of torch's caching allocator."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

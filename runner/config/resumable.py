@@ -1,7 +1,5 @@
 """Find the runs of a sweep that can be executed, and a run's checkpoint. Refuse settings that changed since the checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path

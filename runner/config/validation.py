@@ -1,7 +1,5 @@
 """Turn pydantic's errors into messages that name the key, the expected value, and the nearest existing name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from pydantic import ValidationError

@@ -1,7 +1,5 @@
 """Prepare the data of a run before its workers start. A background process tokenises large data while the workers train."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

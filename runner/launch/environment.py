@@ -1,7 +1,5 @@
 """Build the workers' environment variables and the content of environment.json (versions, devices, variables, `auto` values)."""
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

@@ -1,7 +1,5 @@
 """Execute a run directory: claim it, prepare the data, launch the workers and record the outcome."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress

@@ -1,7 +1,5 @@
 """Determine the outcome of a run. After a failure, exit codes, error files and logs show which rank failed first."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Report a single run after its end: print a row of measured figures, and the reason if the run did not complete."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from meshrunner.runner.compare.cells import layout_remarks

@@ -4,8 +4,6 @@ torch elastic is not used, because it reports the wrong cause of a failure. If a
 other ranks fail with "connection closed by peer". torch elastic would report this network error instead of the lack of memory.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

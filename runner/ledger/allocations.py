@@ -4,8 +4,6 @@ A *phase* is a part of a step, such as backward of block 3. A *moment* is a poin
 releases up to it. The *ledger* (`MemoryLedger`) is the object that records the history.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate

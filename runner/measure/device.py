@@ -1,7 +1,5 @@
 """Measure time and peak memory of a rank's device without waiting for the device, and find the device's peak FLOP/s for MFU."""
 
-from __future__ import annotations
-
 import gc
 import time
 from contextlib import suppress

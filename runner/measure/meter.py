@@ -6,8 +6,6 @@ WPS (tokens per second) includes the time for readings, but step times do not. W
 `perf/checkpoint_time_s`) and for starting and stopping the profiler.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import math

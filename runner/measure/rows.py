@@ -1,7 +1,5 @@
 """Computes figures (values such as `perf/wps`) of a run: a row of figures per step, and for summary.json a value per rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

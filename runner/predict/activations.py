@@ -1,7 +1,5 @@
 """Finds the activations that each block keeps for backward, with and without recomputation. The command `show` prints them."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Predicts many configurations in several processes. A forkserver imports torch once and then forks these processes."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

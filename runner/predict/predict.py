@@ -4,8 +4,6 @@ For a GPU, the trace is replayed through a model of the caching allocator. The r
 reserved memory (tensors and the allocator's cache). For a CPU, the active memory (tensors) must fit.
 """
 
-from __future__ import annotations
-
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment

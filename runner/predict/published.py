@@ -1,8 +1,6 @@
 """States the error of predicted speeds: the largest error in published runs of the same kind. `python -m bench published`
 predicts these runs and writes published.yaml."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple

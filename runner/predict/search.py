@@ -1,7 +1,5 @@
 """Predicts one configuration, or finds the largest value of a configuration key with which the run fits its devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

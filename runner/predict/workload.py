@@ -1,7 +1,5 @@
 """Traces a run, and predicts its step time on any device whose rates (FLOP/s, bytes/s) are known."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from meshrunner.runner.config.devices import ExpectedDevices

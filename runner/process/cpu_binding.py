@@ -1,7 +1,5 @@
 """Binds a worker to the CPUs in the NUMA domain of its GPU, if the node has several NUMA domains."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The forkserver: a process that imports torch once and then forks every child process. No child outlives the command."""
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import gc

@@ -4,8 +4,6 @@ By default, gloo tells other ranks the address that its rank's host name resolve
 a rank that connects to 127.0.1.1 reaches its own node.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Runs the command line in a child process for `meshrunner.run`. The child writes a receipt: its directory, or its error."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

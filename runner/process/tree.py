@@ -1,7 +1,5 @@
 """Finds and kills the descendants of a process."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import psutil

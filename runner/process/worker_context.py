@@ -1,7 +1,5 @@
 """Defines the data that a launcher (the process that starts a node's workers) passes to each worker."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import weakref

@@ -14,8 +14,6 @@ On a CPU there are no streams, only operators on threads:
   be spent in `work.wait()`, for which a trace has no events.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

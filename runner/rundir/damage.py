@@ -1,7 +1,5 @@
 """Find the damaged files of a run directory, and read the other files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path

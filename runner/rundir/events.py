@@ -1,7 +1,5 @@
 """Read `events.jsonl`, to which a run appends one JSON object (a row) per training step."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ A run replaces its JSON files atomically, but appends to `events.jsonl`. Tab com
 not import pydantic, which is slow to import.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read the end of a worker's log."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

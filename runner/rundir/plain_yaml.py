@@ -1,7 +1,5 @@
 """Read YAML with libyaml, which is ten times faster than PyYAML's pure-Python parser."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

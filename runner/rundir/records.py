@@ -1,7 +1,5 @@
 """Pydantic models (records) of the JSON files in a run directory. A file that does not match its model is damaged."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write a run directory, and read its configuration and overrides."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Read and update `status.json`, the record of a run's state and of its owner, the process that executes the run."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

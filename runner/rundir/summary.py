@@ -1,7 +1,5 @@
 """Compute summary.json, the figures (measured numbers) of a whole run, from the figures of each step in events.jsonl."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import groupby

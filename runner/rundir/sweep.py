@@ -1,7 +1,5 @@
 """Read and write sweep.json and runs.txt, which list the runs of a sweep."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Calls SLURM's commands, such as `squeue`. Each call has a time limit, because it may hang while SLURM's controller is down."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterable
 from contextlib import suppress

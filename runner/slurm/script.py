@@ -1,7 +1,5 @@
 """Generates sbatch scripts: slurm/run.sbatch with the settings of `hydra/launcher=slurm` filled in."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

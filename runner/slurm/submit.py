@@ -1,7 +1,5 @@
 """Submits unfinished runs to SLURM, except runs that a process is executing or that have a queued or running job."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

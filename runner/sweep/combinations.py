@@ -4,8 +4,6 @@ A job is a combination of the overrides that a sweep varies. A combination has a
 list of jobs that the sweeper passes to a launcher at once. A grid is one batch by default; adaptive sweepers pass several.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

@@ -4,8 +4,6 @@ For example, the rule `activation_checkpoint=full micro_batch=8,16` skips combin
 micro batch of 8 or 16. It has two conditions, and both must match. A condition names a group and options, or a key and values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Executes the unfinished runs of a sweep: one after another, or in parallel if the machine has devices for several runs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

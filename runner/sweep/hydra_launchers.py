@@ -4,8 +4,6 @@ Each launcher checks all jobs of a batch and writes their run directories before
 executes the runs, and `slurm` submits the runs to SLURM. The launcher `place` only writes the run directories.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Predicts and ranks the combinations of a grid for `meshrunner plan -m`. The fastest combination that fits comes first."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Reports the results of a sweep: report.html during the sweep and, at the end, also a table on stdout and in the tracker."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from contextlib import suppress

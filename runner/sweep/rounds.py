@@ -1,7 +1,5 @@
 """`sweep.repeat=auto`: after the first rounds, repeat only the combinations whose order is not decided."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

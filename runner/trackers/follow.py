@@ -6,8 +6,6 @@ for example if its tracker failed. MEMBER names one of several trackers. Without
     python -m meshrunner.runner.trackers.follow RUN_OR_SWEEP_DIR [MEMBER]
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

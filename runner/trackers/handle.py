@@ -1,7 +1,5 @@
 """Starts and stops tracker processes: `Trackers(folder, tracker)` starts them and `finish_or_warn(...)` waits for them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

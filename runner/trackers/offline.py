@@ -1,7 +1,5 @@
 """Finds W&B runs that were recorded offline, and uploads them with `wandb sync`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

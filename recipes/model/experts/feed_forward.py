@@ -5,8 +5,6 @@ sorted back by token. Each block returns the number of tokens of each expert, an
 this, activation recomputation would count every token twice.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

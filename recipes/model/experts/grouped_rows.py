@@ -1,7 +1,5 @@
 """Operations on rows: sort, send, multiply by weights. A row, [dim], is the copy of a token for one of its chosen experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The network of a Llama with experts in some blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

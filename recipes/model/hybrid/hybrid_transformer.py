@@ -1,7 +1,5 @@
 """The network of hybrid decoders. Each letter of the key `pattern`, such as M, names the kind of one block."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -8,8 +8,6 @@ The projections to x, B, C, dt and the gate z are separate modules, and so are t
 split each module by heads or by groups. The heads of a group are contiguous and share B and C.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

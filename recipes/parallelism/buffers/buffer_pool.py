@@ -1,7 +1,5 @@
 """Pools that hand out communication buffers (all-gather outputs, reduce-scatter inputs) at fixed addresses to FSDP2's units."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

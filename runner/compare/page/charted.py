@@ -1,7 +1,5 @@
 """Build the JSON that the report page draws. A row holds the runs with equal settings, and a figure is a measured number."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence

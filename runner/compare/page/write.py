@@ -4,8 +4,6 @@ The table and the list of runs work without JavaScript. Scripts draw charts of t
 insert text only as text nodes, because the content security policy of the page forbids scripts to parse strings as markup.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """Turn Hydra's errors into messages that say where the configuration is wrong and name the nearest existing key."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Refuse or warn about settings that have no effect, such as Hydra's keys for features that meshrunner replaces."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parse a command line of Hydra flags and overrides: check the flags, and translate the overrides into Hydra's syntax."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

@@ -1,7 +1,5 @@
 """Wrap the private parts of Hydra, which no other module imports, and hide differences between Hydra's releases."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from pathlib import Path

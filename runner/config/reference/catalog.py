@@ -4,8 +4,6 @@ A group (`optimizer`) is a part of the configuration for which the user chooses 
 `kind` names a class, and the fields of this class are the keys of the option. A section is any class whose fields are keys.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

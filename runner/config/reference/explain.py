@@ -1,7 +1,5 @@
 """Write the texts of `meshrunner help` and `run --help` about keys, groups and options."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Models how much memory the CUDA caching allocator reserves (c10/cuda/CUDACachingAllocator.cpp, torch 2.13)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ dynamo, AOT autograd, and inductor's decompositions and partitioner run as usual
 by operator. Only the final result of a fused kernel gets memory, because the kernel never stores its intermediate results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

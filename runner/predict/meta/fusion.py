@@ -1,7 +1,5 @@
 """Predicts inductor's fusion: which results in a compiled graph get memory, and which tensors each fused kernel reads."""
 
-from __future__ import annotations
-
 import operator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Makes attention and RMSNorm on meta keep the tensors for backward that the kernels of a GPU or CPU keep, unlike torch's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Replaces parts of torch temporarily."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 

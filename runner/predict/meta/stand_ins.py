@@ -4,8 +4,6 @@ Meta tensors have shapes, dtypes and autograd, but meta has no memory and no str
 from `recorder.device`, a `TracedDevice`: it imitates `torch.cuda`, and the recorder logs its calls.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

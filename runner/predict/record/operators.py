@@ -1,7 +1,5 @@
 """Computes the cost of an operator from its shapes: FLOPs, and bytes read and written in device memory."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Extends the memory ledger (a history of allocations) with a log of all work that the host issues in a traced run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum

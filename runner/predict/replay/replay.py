@@ -1,7 +1,5 @@
 """Replays a trace: a model of the caching allocator gets the events about memory, a clock gets all others."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from heapq import heappop, heappush
 

@@ -1,7 +1,5 @@
 """Builds the timeline of memory over a step: bytes of each category after every allocation and release."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from operator import attrgetter

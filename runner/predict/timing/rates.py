@@ -12,8 +12,6 @@ per device between nodes. They come from nccl-tests results and NCCL's tuning ta
   are faster in NCCL than in this model. A broadcast takes as long as an all-gather. An all-to-all has an all-gather's latency.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from statistics import NormalDist

@@ -4,8 +4,6 @@ An operator takes as long as its arithmetic or its memory traffic, whichever is 
 are in seconds since the clock started.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The depth of a model is its number of blocks. If all blocks are alike, the memor
 from the end) is linear in the depth. The model's peak is not linear, because in a deeper model another block may peak highest.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

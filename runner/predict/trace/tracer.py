@@ -1,7 +1,5 @@
 """Traces two training steps on the meta device, as rank 0 of a fake process group. No tensor gets memory or values."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """`meshrunner place`: write run directories without starting any run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`meshrunner resume`: continue a run, or execute the unfinished runs of a sweep."""
 
-from __future__ import annotations
-
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.signals import hold_stop_requests
 

@@ -1,7 +1,5 @@
 """`meshrunner run`: train one run or, with -m, every combination of a sweep."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import nullcontext
 from pathlib import Path

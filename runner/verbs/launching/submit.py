@@ -1,7 +1,5 @@
 """`meshrunner submit`: write run directories and submit their runs to SLURM, or submit unfinished runs again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

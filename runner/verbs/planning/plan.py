@@ -1,7 +1,5 @@
 """`meshrunner plan`: predict the memory and speed of a run or, with -m, of each run of a grid, without a GPU."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Sequence

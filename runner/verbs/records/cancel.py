@@ -1,7 +1,5 @@
 """`meshrunner cancel`: interrupt runs on this machine, and cancel running and queued SLURM jobs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """`meshrunner compare`: print a comparison of runs as a table, Markdown, JSON or CSV, and optionally write a page."""
 
-from __future__ import annotations
-
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.compare.comparison import compare_folders

@@ -1,7 +1,5 @@
 """Check tested differences against bounds for `compare --fail-if RULE`, so that a pipeline can stop at a regression."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """`meshrunner ls`: list the runs and sweeps below a directory, newest first."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """`meshrunner status`: show the progress of all runs of a sweep, even while it is running in another shell."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`meshrunner sync`: upload the W&B runs that were recorded offline."""
 
-from __future__ import annotations
-
 from meshrunner.runner.commands.parser import existing, parse
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible

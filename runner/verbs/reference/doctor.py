@@ -1,7 +1,5 @@
 """`meshrunner doctor`: report this machine's software and hardware. For each missing part, say what does not work without it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """`meshrunner help TERM`: explain a group, an option or a key, including Hydra's keys. `help VERB` does not use this module."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from pydantic_core import PydanticCustomError

@@ -1,7 +1,5 @@
 """`meshrunner schema`: print a JSON schema that lets editors complete and check YAML files."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

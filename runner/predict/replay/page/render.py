@@ -5,8 +5,6 @@ The page needs no network. It shares style and drawing code with the report page
 markup.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from datetime import datetime
