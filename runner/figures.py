@@ -111,11 +111,15 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
            "tokens of the step / (its wall-clock time x devices). The time from one reading of metrics to the next includes "
            "reading but no saving, and is divided among the steps in proportion to `perf/step_time_s`", higher_is_better=True),
+    Figure("perf/wps_error", "", "", NUMBER, "once", "", "standard error of `perf/wps_median` relative to it: how far the "
+           "medians of eight successive parts of the run scatter. A trend over the run and single slow steps do not count"),
     Figure("plan/perf/wps", "tok/s per device", "WPS, predicted", speed, "once", "median",
            "`perf/wps` as `sweep.preflight` predicted it before the run started", higher_is_better=True, predicts="perf/wps"),
     Figure("perf/tokens_per_cpu_s", "tokens / CPU second", "tokens per CPU-second", speed, "median", "median min max",
            "tokens of the step / `perf/cpu_time_s`, on CPUs only. Other programs on the machine change it less than wall-clock "
            "time", higher_is_better=True),
+    Figure("perf/tokens_per_cpu_s_error", "", "", NUMBER, "once", "",
+           "the same for `perf/tokens_per_cpu_s_median`"),
     Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s",
            higher_is_better=True),
     Figure("perf/mfu_causal", "percent", "", PERCENT, "median", "",
@@ -222,6 +226,11 @@ def speed_figure(summaries: Sequence[Mapping[str, Any]]) -> Figure:
     """Return the figure to compare speeds by: tokens per CPU-second if all runs were on CPUs, where WPS is noisier, else WPS."""
     on_cpus = figure_of("perf/tokens_per_cpu_s")
     return on_cpus if summaries and all(on_cpus.values([each])[0] for each in summaries) else figure_of("perf/wps")
+
+
+def error_key(key: str) -> str:
+    """Return the summary.json key of the relative standard error of a figure's median."""
+    return f"{key}_error"
 
 
 def by_rank(key: str) -> str:

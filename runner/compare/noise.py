@@ -10,9 +10,12 @@ solves the equations, also if runs are missing. Logarithms turn differences into
 Each row has its own variance. With three repeats, a row's residuals alone say little about its variance. `Noise` therefore
 averages it with the pooled variance of all rows, which counts as `d` degrees of freedom: many if the rows' variances differ no
 more than chance explains, few if the noise of rows really differs (empirical Bayes, as in Smyth 2004; `d` by the method of
-moments). tests/unit/compare/test_noise.py simulates sweeps of 2 to 40 rows whose standard deviations are drawn from a range of a
-factor of 3. At most 6% of these tables report a difference from the baseline where there is none. If it is the baseline that is
-three times as noisy as all other rows, 8 to 20% do.
+moments). Three rounds can agree by chance although the runs' steps scatter. A row's variance is therefore at least that which
+follows from the scatter of the steps (`rundir.summary.relative_error`).
+
+tests/unit/compare/test_noise.py simulates sweeps of 2 to 40 rows whose standard deviations are drawn from a range of a factor of
+3. At most 6% of these tables report a difference from the baseline where there is none. If it is the baseline that is three times
+as noisy as all other rows, 8 to 20% do.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from statistics import fmean, median, variance
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshrunner.runner.rundir import repeat_number
@@ -84,11 +88,18 @@ class Noise:
     corrected for the number of all other pairs (Bonferroni).
     """
 
-    def __init__(self, rows: Mapping[Hashable, Values], pairs: Iterable[Pair] = (), looks: float = 1) -> None:
+    def __init__(
+        self,
+        rows: Mapping[Hashable, Values],
+        pairs: Iterable[Pair] = (),
+        looks: float = 1,
+        errors: Mapping[Any, Sequence[float]] = MappingProxyType({}),
+    ) -> None:
         """Take the values of each row, keyed by name. Skip values that are not positive. pairs: (row, baseline); looks: factor
-        of Bonferroni for the number of times that the sweep tests the table."""
+        of Bonferroni for the number of times that the sweep tests the table; errors: relative standard errors of the values."""
         self.pairs, self.looks = tuple(pairs), looks
         self.rows = [{key: math.log(value) for key, value in row.items() if value > 0} for row in rows.values()]
+        self.least = [fmean(error**2 for error in errors.get(name) or (0.0,)) for name in rows]
         self.index = {name: i for i, name in enumerate(rows)}
         shared = Counter(key for row in self.rows for key in row)
         self.rounds = {key: i for i, key in enumerate(key for key, count in shared.items() if count > 1)}
@@ -135,7 +146,8 @@ class Noise:
         if min(len(a), len(b)) < REPEATS:
             return None
         # Welch's t-test: the runs share no rounds.
-        share_a, share_b = variance(a.values()) / len(a), variance(b.values()) / len(b)
+        share_a = max(variance(a.values()), self.least[i]) / len(a)
+        share_b = max(variance(b.values()), self.least[j]) / len(b)
         freedom = share_a**2 / (len(a) - 1) + share_b**2 / (len(b) - 1)
         error = share_a + share_b
         freedom = error**2 / freedom if freedom > 0 else 1.0
@@ -185,7 +197,7 @@ class Noise:
                 prior = 2 / spread
                 variances[several] *= (prior + share * own) / (prior + share)
                 row_freedom = min(freedom, prior + share.mean())
-        return _Fit(cells, inverse, effects, variances, freedom, row_freedom)
+        return _Fit(cells, inverse, effects, np.maximum(variances, self.least), freedom, row_freedom)
 
     def visible(self, times: int = 1) -> float | None:
         """Return the smallest difference in percent that a test detects with the probability POWER; None if nothing is tested.
@@ -249,7 +261,8 @@ class _Fit(NamedTuple):
 
 def noise_of(figure: Figure, rows: Sequence[Row], pairs: Iterable[Pair]) -> Noise:
     """Return the noise of a figure in the completed runs of a table. `pairs`: the keys of rows and their baselines."""
-    return Noise({row.key: row.by_round(figure) for row in rows}, pairs, _looks(rows))
+    errors = {row.key: row.errors(figure) for row in rows}
+    return Noise({row.key: row.by_round(figure) for row in rows}, pairs, _looks(rows), errors)
 
 
 def _looks(rows: Sequence[Row]) -> float:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import read_regular
 from meshrunner.runner.console import one_line, warn
-from meshrunner.runner.figures import Figure, merged
+from meshrunner.runner.figures import Figure, error_key, merged
 from meshrunner.runner.rundir import (
     Environment,
     JsonFile,
@@ -202,6 +202,11 @@ class Row:
             if (value := run.figures.get(figure.summary_keys[0])) is not None:
                 found[run.round, seen[run.round]] = value
         return found
+
+    def errors(self, figure: Figure) -> list[float]:
+        """Return the relative standard errors of a figure's medians in the completed runs that know theirs."""
+        errors = (run.figures.get(error_key(figure.key)) for run in self.completed)
+        return [error for error in errors if error is not None]
 
 
 def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None) -> list[Run]:

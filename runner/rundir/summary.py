@@ -1,8 +1,9 @@
 """Compute summary.json, the figures (measured numbers) of a whole run, from the figures of each step in events.jsonl."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated, Any
@@ -22,6 +23,10 @@ def _deciles(values: list[float]) -> list[float]:
     return quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
 
 
+PARTS = 8
+"""Number of parts into which `relative_error` splits a run."""
+UPPER_QUARTILE = 0.6745
+"""Upper quartile of the standard normal distribution: the median absolute value of its samples."""
 VERDICT = "plan/verdict"
 """Key in summary.json for the predicted verdict: whether the run fits in memory."""
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
@@ -134,9 +139,25 @@ def summarise(
             if statistic in OVER_STEPS:
                 known = [value for row in chosen.get(statistic, measured) if (value := row.get(figure.key)) is not None]
                 found[key] = OVER_STEPS[statistic](known) if known or statistic == "sum" else None
+    for key in ("perf/wps", "perf/tokens_per_cpu_s"):
+        found[figures.error_key(key)] = relative_error([row.get(key) or 0.0 for row in measured])
     first = this_attempt[0].get("time") if this_attempt else None
     found["perf/time_to_first_step_s"] = None if first is None or started is None else first - started
     return Summary.model_validate(found)
+
+
+def relative_error(values: Sequence[float]) -> float | None:
+    """Return the standard error of the median of successive values, relative to it; None if a value is not positive.
+
+    The differences between the medians of successive parts show the noise within a run (von Neumann 1941), but no trend. Their
+    median absolute value gives their standard deviation, as if they were normally distributed, and ignores outliers.
+    """
+    parts = min(PARTS, len(values))
+    if parts < 2 or min(values) <= 0:
+        return None
+    cuts = [len(values) * i // parts for i in range(parts + 1)]
+    logs = [math.log(median(values[begin:end])) for begin, end in pairwise(cuts)]
+    return median(abs(after - before) for before, after in pairwise(logs)) / UPPER_QUARTILE / math.sqrt(2 * parts)
 
 
 def measured_rows(rows: list[StepRow], measure_after: int, layouts: Sequence[Layout]) -> list[StepRow]:

@@ -106,6 +106,17 @@ def test_identical_values_do_not_differ() -> None:
     assert p_value(noise, 0, 1) == 1 and p_value(noise, 0, 2) == 0
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_runs_that_agree_by_chance_are_no_more_exact_than_their_steps(shared: bool) -> None:
+    logs = {"a": (0.0, 0.0101, 0.0199), "b": (0.004, 0.014, 0.024)} if shared else {"a": (0.0,) * 3, "b": (0.004,) * 3}
+    rows = {name: {k if shared else (name, k): math.exp(each) for k, each in enumerate(logs[name])} for name in "ab"}
+    errors = {"a": [0.003, 0.005, 0.004], "b": [0.004]}
+    without, found = Noise(rows).difference("b", "a"), Noise(rows, errors=errors).difference("b", "a")
+    assert without is not None and found is not None and without.p_value < 0.01 and found.log_ratio == without.log_ratio
+    assert found.error == pytest.approx(math.sqrt((0.0000166667 + 0.000016) / 3), rel=1e-4)
+    assert found.p_value > 0.2
+
+
 def test_holm() -> None:
     assert holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06], nan_ok=True)
     assert holm([]) == []

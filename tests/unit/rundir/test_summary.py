@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from pathlib import Path
+from statistics import fmean, median, stdev
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from meshrunner.runner.compare.cells import layout_remarks
 from meshrunner.runner.launch.report import row_cells
 from meshrunner.runner.rundir.events import StepRow, Tail, read_events
 from meshrunner.runner.rundir.states import Status
-from meshrunner.runner.rundir.summary import Summary, add_layout, read_layouts, summarise, write_summary
+from meshrunner.runner.rundir.summary import Summary, add_layout, read_layouts, relative_error, summarise, write_summary
 
 
 def row(step: int, attempt: int = 1, wps: float = 100.0, time: float = 0.0) -> StepRow:
@@ -40,6 +43,27 @@ def test_nothing_measured_is_null() -> None:
 def test_one_measured_step_is_its_own_range() -> None:
     found = summarise([row(1), row(2), row(3), row(4, wps=7.0)], measure_after=3, started=0.0, attempt=1).figures
     assert (found["perf/wps_median"], found["perf/wps_p10"], found["perf/wps_p90"]) == (7.0, 7.0, 7.0)
+
+
+@pytest.mark.parametrize(("steps", "correlation"), [(12, 0.0), (80, 0.0), (80, 0.5), (400, 0.8)])
+def test_the_error_of_a_median_is_that_of_many_runs(steps: int, correlation: float) -> None:
+    """The error from one run's steps, with a trend and an outlier besides, against the scatter of the medians of 600 runs."""
+    generator, medians, errors = random.Random(steps), [], []
+    for _ in range(600):
+        noise, series = 0.0, []
+        for _ in range(steps):
+            noise = correlation * noise + generator.gauss(0, 0.02)
+            series.append(noise)
+        medians.append(median(series))
+        slow = generator.randrange(steps)
+        disturbed = [value + 0.03 * i / steps - 0.5 * (i == slow) for i, value in enumerate(series)]
+        errors.append(relative_error([math.exp(value) for value in disturbed]) or 0.0)
+    assert 0.75 < math.sqrt(fmean(error**2 for error in errors)) / stdev(medians) < 1.6
+
+
+@pytest.mark.parametrize("values", [[], [3.0], [3.0, 0.0, 2.0]])
+def test_an_unknown_error_of_a_median(values: list[float]) -> None:
+    assert relative_error(values) is None
 
 
 def test_the_first_steps_after_a_checkpoint_do_not_count_either() -> None:
