@@ -18,7 +18,6 @@ from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hardware import GPU
-from meshrunner.runner.config.hydra.overrides import parse
 
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs/measurements/plan.md"
@@ -60,7 +59,7 @@ def predicted(row: Row) -> Compared:
     from meshrunner.runner.predict.replay.replay import replay
     from meshrunner.runner.predict.workload import trace_run
 
-    composed = Composer(parse("plan", list(row.overrides))).single_run()
+    composed = Composer("plan", list(row.overrides)).single_run()
     assert composed is not None
     experiment = check(composed.config).on("cuda")  # `fit` would refuse settings that user classes do not declare
     device, nodes = expected_devices(experiment), experiment.launch.nodes

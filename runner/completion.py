@@ -30,7 +30,6 @@ _meshrunner_complete() {
 complete -o nospace -o nosort -F _meshrunner_complete meshrunner 2>/dev/null ||
     complete -o nospace -F _meshrunner_complete meshrunner
 """
-UNINSTALL = "complete -r meshrunner; unset -f _meshrunner_complete\n"
 SPECIAL = re.compile(r"([^\w@%+=:,./~-])")
 """Characters that need a backslash in a shell."""
 
@@ -41,7 +40,7 @@ def answer(arguments: Sequence[str]) -> int:
     if request in ("install=bash", "install=zsh"):
         print(INSTALL, end="")
     elif request in ("uninstall=bash", "uninstall=zsh"):
-        print(UNINSTALL, end="")
+        print("complete -r meshrunner; unset -f _meshrunner_complete")
     elif request.startswith("query="):
         with redirect_stderr(io.StringIO()), suppress(Exception, SystemExit):
             *before, word = _typed_words()
@@ -146,14 +145,13 @@ def _terms(word: str, rest: Sequence[str]) -> list[str]:
 def _overrides(before: list[str], word: str, *, submits: bool) -> list[str]:
     """Return Hydra's completions of an override, or of the last value in `model=llama3_8b,`. If Hydra has none, return paths."""
     from meshrunner.runner.config.compose import Composer
-    from meshrunner.runner.config.hydra.overrides import parse
 
     key, equals, value = word.partition("=")
     earlier, comma, last = value.rpartition(",")
     slurm = ["hydra/launcher=slurm"] if submits else []
     found = []
     if not last.startswith((".", "/", "~")):
-        found = Composer(parse("run", [*before, *slurm])).completions(f"{key}{equals}{last}")
+        found = Composer("run", [*before, *slurm]).completions(f"{key}{equals}{last}")
     if not equals:
         return found
     values = [each.partition("=")[2] for each in found] or _paths(last)

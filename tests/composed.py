@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.experiment import Experiment, check
-from meshrunner.runner.config.hydra.overrides import parse
 
 CONF = Path(__file__).parents[1] / "conf"
 SMALL = (
@@ -35,14 +34,14 @@ SMALL = (
 
 def config(*overrides: str) -> dict[str, Any]:
     """The resolved configuration of some overrides."""
-    composed = Composer(parse("run", list(overrides))).single_run()
+    composed = Composer("run", list(overrides)).single_run()
     assert composed is not None
     return composed.config
 
 
 def option(group: str, name: str) -> dict[str, Any]:
     """The keys of a shipped option, those of the option it builds on included; `???` and interpolations as they stand."""
-    composer = Composer(parse("run", [f"{group}={name}"]))
+    composer = Composer("run", [f"{group}={name}"])
     composed = composer.hydra.compose_config("run", composer.args.overrides, RunMode.RUN, with_log_configuration=False)
     keys = OmegaConf.to_container(composed[group])
     assert isinstance(keys, dict)

@@ -19,10 +19,7 @@ NUMBERS = {"one": None, "optional": "?", "any": "*", "several": "+"}
 def parse(verb: str, arguments: Iterable[str]) -> argparse.Namespace:
     """Parse the arguments of a verb that takes no overrides; raise ConfigError for wrong arguments."""
     parser = Parser(COMMANDS[verb])
-    given, unknown = parser.parse_known_intermixed_args(parser.with_values(arguments))
-    if unknown:
-        parser.error(f"{UNKNOWN}{' '.join(unknown)}")
-    return given
+    return parser.parse_intermixed_args(parser.with_values(arguments))
 
 
 def split(verb: str, arguments: Iterable[str]) -> tuple[argparse.Namespace, list[str]]:

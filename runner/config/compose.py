@@ -4,7 +4,6 @@ This module calls Hydra's `Hydra` class directly. `@hydra.main` would swallow er
 the configuration is checked. Hydra's public compose API supports neither sweepers nor `--cfg` nor tab completion.
 """
 
-import argparse
 import logging
 import re
 import secrets
@@ -29,7 +28,7 @@ from meshrunner.recipes.secrets import refuse_secrets
 from meshrunner.runner import shipped
 from meshrunner.runner.config.hydra.hydra_errors import faults_of_hydra, missing_key
 from meshrunner.runner.config.hydra.no_effect import refuse, without_effect
-from meshrunner.runner.config.hydra.overrides import as_typed, check_flags, check_number, left_to_jobs
+from meshrunner.runner.config.hydra.overrides import as_typed, check_flags, check_number, left_to_jobs, parse
 from meshrunner.runner.config.hydra.private import (
     BASIC_SWEEPER,
     BasicSweeper,
@@ -37,14 +36,12 @@ from meshrunner.runner.config.hydra.private import (
     Hydra,
     complete,
     create_config_search_path,
-    load_plugins,
     register_resolver,
-    select_behaviour,
+    set_up_hydra,
 )
 from meshrunner.runner.console import warn
 from meshrunner.runner.rundir import key_of
 
-PRIMARY_CONFIG = "run"
 WIDE = 2048
 """Smallest `model.dim` for which the default `seq_len` is misleading."""
 
@@ -65,13 +62,13 @@ class Composed:
 class Composer:
     """Hydra, set up for one command line. Its methods raise ConfigError or an exception of Hydra if an override is invalid."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        select_behaviour()
+    def __init__(self, verb: str, arguments: list[str]) -> None:
+        args = parse(verb, arguments)
         check_flags(args)
-        self.args = args
+        self.verb, self.args = verb, args
         overrides = [*args.overrides, *(["hydra.mode=RUN"] if args.run else [])]
-        self.given: dict[str, Any] = {"config_name": args.config_name or PRIMARY_CONFIG, "overrides": overrides}
-        load_plugins()
+        self.given: dict[str, Any] = {"config_name": args.config_name or "run", "overrides": overrides}
+        set_up_hydra()
         path = create_config_search_path("pkg://meshrunner.conf")
         if args.config_dir is not None:
             folder = Path(args.config_dir).absolute()
@@ -126,7 +123,6 @@ class Composer:
         config = self._compose(RunMode.RUN)
         if OmegaConf.select(config, "hydra.mode") == RunMode.MULTIRUN:
             return None
-        refuse(config, sweep=False)
         composed = resolve_config(config, None)
         for remark in without_effect(config, sweep=False):
             warn(remark)
@@ -135,7 +131,6 @@ class Composer:
     def compose_sweep(self) -> DictConfig:
         """Compose the configuration of a sweep, including its section `hydra`. Keys that the sweep varies keep their defaults."""
         config = self._compose(RunMode.MULTIRUN)
-        refuse(config, sweep=True)
         # Refuse secrets before Hydra's sweeper copies the values into the overrides of each job.
         sections: Any = OmegaConf.to_container(config, resolve=False)
         for section in sorted(sections, key="hydra".__eq__):
@@ -169,7 +164,7 @@ class Composer:
         return [list(overrides) for overrides in combinations]
 
     def _compose(self, mode: RunMode) -> DictConfig:
-        """Compose the configuration, including its section `hydra`; raise ConfigError if the launcher is not meshrunner's."""
+        """Compose the configuration, including its section `hydra`. Raise ConfigError if a setting of Hydra is not supported."""
         with faults_of_hydra():
             try:
                 config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
@@ -184,6 +179,7 @@ class Composer:
         # Other launchers would call an empty function for every job and report success.
         if not launcher.startswith("hydra_plugins.meshrunner."):
             raise ConfigError(f"hydra.launcher: {launcher} cannot start workers; use hydra/launcher=local")
+        refuse(config, sweep=mode == RunMode.MULTIRUN)
         return config
 
 

@@ -5,22 +5,11 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from meshrunner.recipes.config_keys import flatten
 from meshrunner.recipes.errors import NotImported
-from meshrunner.recipes.option import (
-    NOT_IMPORTED,
-    Affects,
-    Auto,
-    AutoCount,
-    Option,
-    Section,
-    chosen,
-    did_you_mean,
-    whole,
-)
+from meshrunner.recipes.option import NOT_IMPORTED, Affects, Auto, AutoCount, Section, chosen, did_you_mean, whole
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.config.hardware import Hardware
 from meshrunner.runner.config.launch_env import THREADS, as_text, effective
@@ -29,10 +18,7 @@ from meshrunner.runner.figures import summary_keys
 from meshrunner.runner.profiler.base import ProfiledRun, Profiler
 from meshrunner.runner.trackers.base import Tracker
 
-YEAR_MINUTES = 366 * 24 * 60
-Minutes = Annotated[float, Field(gt=0, le=YEAR_MINUTES), Affects.NOTHING]
-READ_OUT_EVERY = {"cpu": 1, "cuda": 10}
-"""Value of `log_every: auto` for each device type."""
+Minutes = Annotated[float, Field(gt=0, le=366 * 24 * 60), Affects.NOTHING]  # at most a year
 
 
 def _known_figure(key: str) -> str:
@@ -162,7 +148,9 @@ class Experiment(Recipe):
 
     def steps_between_read_outs(self, device_type: str) -> int:
         """Return `log_every`, or the default for this device type if `auto`. Reading at every step would leave a GPU idle."""
-        return READ_OUT_EVERY[device_type] if self.log_every == "auto" else self.log_every
+        if self.log_every == "auto":
+            return 10 if device_type == "cuda" else 1
+        return self.log_every
 
 
 def check(config: dict[str, Any]) -> Experiment:
@@ -170,18 +158,7 @@ def check(config: dict[str, Any]) -> Experiment:
     try:
         return Experiment.model_validate(config)
     except ValidationError as error:
-        found = invalid(error, lambda path: _fields_at(path, config), keys=flatten(config))
+        found = invalid(error, Experiment, config)
         if any(each["type"] == NOT_IMPORTED for each in error.errors(include_url=False)):
             raise NotImported(str(found)) from None
         raise found from None
-
-
-def _fields_at(loc: tuple[int | str, ...], config: dict[str, Any]) -> list[str]:
-    """Return the keys of the section at a path such as ("launch",), for `Did you mean ...?` after an unknown key."""
-    here: Any = Experiment
-    for part in loc:
-        field = here.model_fields.get(str(part)) if isinstance(here, type) and issubclass(here, BaseModel) else None
-        here = field.annotation if field else None
-        if isinstance(here, type) and issubclass(here, Option):
-            here = here.resolve(config[str(part)]["kind"])
-    return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []

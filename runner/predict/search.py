@@ -7,8 +7,7 @@ from typing import Any
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import check_on_devices
-from meshrunner.runner.config.hydra.overrides import parse
-from meshrunner.runner.predict.forecast import FITS, NOT_PLANNED, Forecast
+from meshrunner.runner.predict.forecast import BORDERLINE, FITS, NOT_PLANNED, Forecast
 
 MOST = 2**16
 """Largest value that the search tries."""
@@ -27,6 +26,15 @@ class LargestThatFits:
     """Values for which the run was predicted, in order of prediction. Empty if the run cannot be predicted."""
     forecast: Forecast
     """Forecast for `value`, or for the first value tried if no value fits."""
+
+    @property
+    def findings(self) -> list[str]:
+        """A sentence with the result of the search. The list is empty if the search tried no value."""
+        if self.value:
+            found = "fits; the search stops there" if self.value == MOST else "is the largest that fits"
+            return [f"{self.key}={self.value} {found}"]
+        certain = " for certain" if self.forecast.verdict.answer == BORDERLINE else ""
+        return [f"not even {self.key}={each} fits{certain}" for each in self.tried[:1]]
 
     def as_json(self) -> dict[str, Any]:
         searched = {"max": {self.key: self.value}, "tried": self.tried} if self.tried else {}
@@ -106,7 +114,7 @@ def _first(values: range, allowed: Callable[[int], bool]) -> int | None:
 
 
 def _composed(overrides: Sequence[str]) -> dict[str, Any]:
-    run = Composer(parse("plan", list(overrides))).single_run()
+    run = Composer("plan", list(overrides)).single_run()
     assert run is not None, "a grid has no --max"
     return run.config
 

@@ -14,7 +14,6 @@ from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Section, whole
-from meshrunner.runner import shipped
 from meshrunner.runner.config.compose import Composed
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment
@@ -100,12 +99,7 @@ class Slurm(Section):
         try:
             return cls.model_validate({key: value for key, value in launcher.items() if key != "_target_"})
         except ValidationError as error:
-            raise invalid(error, lambda _: cls.model_fields, "hydra.launcher") from None
-
-    @classmethod
-    def shipped(cls) -> dict[str, Any]:
-        """Return the default settings: the keys and values of conf/hydra/launcher/slurm.yaml."""
-        return {key: value for key, value in shipped.values(shipped.LAUNCHER, "slurm").items() if key != "_target_"}
+            raise invalid(error, cls, launcher, "hydra.launcher") from None
 
     def apply_to(self, composed: Composed) -> Composed:
         """Copy `nodes`, if not null, to launch.nodes of a config. Raise ConfigError if launch.nodes is neither 1 nor `nodes`."""

@@ -23,24 +23,14 @@ __all__ = ["BASIC_SWEEPER", "BasicSweeper", "Callbacks", "Hydra", "create_config
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
-"""Source files of Hydra that import plugins. `load_plugins` skips them when it looks for the faulty plugin in a traceback."""
+"""Source files of Hydra that import plugins. `set_up_hydra` skips them when it looks for the faulty plugin in a traceback."""
 
 
-def select_behaviour() -> None:
-    """Make Hydra 1.3 behave as version 1.3, because it imitates version 1.1 by default. Hydra 1.4 deprecates this call."""
+def set_up_hydra() -> None:
+    """Select Hydra's current behaviour and import all plugins. Raise a ConfigError that names the plugin if its import fails."""
+    # Hydra 1.3 imitates version 1.1 by default. Hydra 1.4 deprecates this call.
     if hydra.__version__.startswith("1.3."):
         version.setbase("1.3")
-
-
-def register_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:
-    """Register an interpolation resolver. OmegaConf 2.3 calls this `register_new_resolver`, and 2.4 `register_resolver`."""
-    name_of_function = "register_new_resolver" if omegaconf.__version__.startswith("2.3.") else "register_resolver"
-    register: Callable[..., None] = getattr(OmegaConf, name_of_function)
-    register(name, resolver, use_cache=use_cache, replace=True)
-
-
-def load_plugins() -> None:
-    """Import all Hydra plugins. Raise a ConfigError that names the plugin if its import fails."""
     try:
         Plugins.instance()
     except (Exception, SystemExit) as error:
@@ -50,6 +40,13 @@ def load_plugins() -> None:
         raise ConfigError(
             f"the Hydra plugin {file} cannot be imported: {type(error).__name__}: {error}; fix or uninstall it"
         ) from None
+
+
+def register_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:
+    """Register an interpolation resolver. OmegaConf 2.3 calls this `register_new_resolver`, and 2.4 `register_resolver`."""
+    name_of_function = "register_new_resolver" if omegaconf.__version__.startswith("2.3.") else "register_resolver"
+    register: Callable[..., None] = getattr(OmegaConf, name_of_function)
+    register(name, resolver, use_cache=use_cache, replace=True)
 
 
 def complete(program: Hydra, config_name: str, line: str) -> list[str]:

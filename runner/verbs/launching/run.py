@@ -21,10 +21,9 @@ def run(arguments: list[str]) -> int:
     gc.disable()  # imports create little garbage and compete with the forkserver for cores
     with nullcontext() if asks else naming("composing the configuration"):
         from meshrunner.runner.config.compose import Composer
-        from meshrunner.runner.config.hydra.overrides import parse
         from meshrunner.runner.verbs.reference.queries import answered
 
-        composer = Composer(parse("run", arguments))
+        composer = Composer("run", arguments)
         if answered(composer):
             return 0
         composed = composer.single_run()
@@ -39,11 +38,9 @@ def run(arguments: list[str]) -> int:
 
         return submit_one(composed)
     from meshrunner.runner.launch.nodes import workers_here
-    from meshrunner.runner.rundir import place_run
-    from meshrunner.runner.verbs.launching.place import checked
+    from meshrunner.runner.verbs.launching.place import write_run
 
-    _, plan = checked(composed, workers_here, here=True)
-    place_run(composed.config, composed.run_dir, composed.overrides, plan)
+    write_run(composed, workers_here, here=True)
     _collect_again()
     return execute_and_report(composed.run_dir)
 

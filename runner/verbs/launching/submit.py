@@ -5,27 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner import shipped
 from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composed, Composer
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.config.resumable import usable_runs
 from meshrunner.runner.launch.outcome import exit_status
-from meshrunner.runner.rundir import (
-    JsonFile,
-    place_run,
-    read_config,
-    read_state,
-    run_names,
-    unreadable,
-    write_run_list,
-)
+from meshrunner.runner.rundir import JsonFile, read_config, read_state, run_names, unreadable, write_run_list
 from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_runs, to_submit, wait
 from meshrunner.runner.sweep.hydra_launchers import run_sweep
 from meshrunner.runner.sweep.results import finish_sweep
-from meshrunner.runner.verbs.launching.place import checked
+from meshrunner.runner.verbs.launching.place import write_run
 from meshrunner.runner.verbs.reference.queries import answered
 
 USAGE = "usage: meshrunner submit [OVERRIDES] [-m], or meshrunner submit DIR [hydra.launcher.KEY=VALUE]"
@@ -50,7 +43,7 @@ def submit(arguments: list[str]) -> int:
         )
     if not any(argument.startswith("hydra/launcher=") for argument in arguments):
         arguments = [*arguments, "hydra/launcher=slurm"]
-    composer = Composer(parse("submit", arguments + dry_run))
+    composer = Composer("submit", arguments + dry_run)
     if answered(composer):
         return 0
     composed = composer.single_run()
@@ -61,9 +54,7 @@ def submit_one(composed: Composed) -> int:
     """Submit a single run and return the exit status."""
     settings = Slurm.read(composed.launcher)
     composed = settings.apply_to(composed)
-    experiment, plan = checked(composed, settings.workers, here=False)
-    if not settings.dry_run:
-        place_run(composed.config, composed.run_dir, composed.overrides, plan)
+    experiment = write_run(composed, settings.workers, here=False, dry_run=settings.dry_run)
     submit_runs(composed.run_dir, {composed.run_dir: experiment}, settings)
     return _wait_for_one(composed.run_dir) if settings.wait and not settings.dry_run else 0
 
@@ -73,7 +64,7 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     # A run of a sweep has the settings of the sweep, unless it was submitted separately.
-    known = Slurm.shipped() | (_settings(folder) or _settings(folder.parent))
+    known = shipped.values(shipped.LAUNCHER, "slurm") | (_settings(folder) or _settings(folder.parent))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         prefix, _, key = str(override.key_or_group).rpartition(".")
         if prefix != "hydra.launcher":

@@ -7,17 +7,8 @@ from collections.abc import Sequence
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
-from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.console import console, say, table_of
-from meshrunner.runner.predict import (
-    BORDERLINE,
-    DOES_NOT_FIT,
-    MOST,
-    Forecast,
-    LargestThatFits,
-    largest_that_fits,
-    predict_config,
-)
+from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, LargestThatFits, largest_that_fits, predict_config
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.verbs.reference.queries import answered
@@ -29,7 +20,7 @@ def plan(arguments: list[str]) -> int:
     if {"-m", "--multirun"} & set(arguments):
         warm()  # start early: the forkserver imports torch while Hydra composes here
     options, overrides = split("plan", arguments)
-    composer = Composer(parse("plan", overrides))
+    composer = Composer("plan", overrides)
     if answered(composer):
         return 0
     composed = composer.single_run()
@@ -45,7 +36,7 @@ def plan(arguments: list[str]) -> int:
         )
     else:
         found = largest_that_fits(overrides, options.max, active_only=options.active, with_timeline=with_timeline)
-        findings = _searched(found)
+        findings = found.findings
     if options.max != "seq_len":
         warn_of_short_sequences([composed])
     forecast = found.forecast if isinstance(found, LargestThatFits) else found
@@ -86,17 +77,6 @@ def _show(forecast: Forecast, findings: Sequence[str]) -> None:
     screen.print(table_of(_rows(forecast)))
     for remark in _remarks(forecast):
         screen.print(remark, soft_wrap=False)
-
-
-def _searched(search: LargestThatFits) -> list[str]:
-    """Return a list with the sentence that reports the result of --max. The list is empty if the search tried no value."""
-    key, value = search.key, search.value
-    if value:
-        return [f"{key}={value} {'fits; the search stops there' if value == MOST else 'is the largest that fits'}"]
-    if not search.tried:
-        return []
-    certain = " for certain" if search.forecast.verdict.answer == BORDERLINE else ""
-    return [f"not even {key}={search.tried[0]} fits{certain}"]
 
 
 def _remarks(forecast: Forecast) -> list[str]:

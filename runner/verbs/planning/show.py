@@ -14,7 +14,6 @@ from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
 from meshrunner.runner.config.devices import ExpectedDevices, check_on_devices
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.console import console, one_line, table_of
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.verbs.reference.queries import answered
@@ -32,7 +31,7 @@ WHOLE_GRADIENTS = "whole gradients between micro batches"
 def show(arguments: list[str]) -> int:
     """Print the properties of one run. Raise ConfigError if the configuration is invalid."""
     options, overrides = split("show", arguments)
-    composer = Composer(parse("show", overrides))
+    composer = Composer("show", overrides)
     if answered(composer):
         return 0
     composed = composer.single_run()

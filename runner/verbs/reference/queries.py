@@ -23,11 +23,10 @@ def answered(composer: Composer) -> bool:
     from meshrunner.runner.console import in_two_columns, say
     from meshrunner.runner.verbs.reference.help import ABOUT, HYDRA, launcher_keys
 
-    verb = composer.args.parser.prog.rpartition(" ")[2]
     config, hydra = helped
     chosen = hydra["runtime"]["choices"]
     with shipped.also_in(composer.args.config_dir):
-        parts = [describe(COMMANDS[verb])]
+        parts = [describe(COMMANDS[composer.verb])]
         keys = [*catalog.every_key(config), *(launcher_keys() if chosen.get(shipped.LAUNCHER) == "slurm" else ())]
         parts += explain.explain_configuration(config | {"hydra": hydra}, keys, chosen)
         for group, about in ABOUT.items():

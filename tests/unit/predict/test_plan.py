@@ -11,7 +11,6 @@ import pytest
 
 from meshrunner.runner import cli
 from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
-from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.config.launch_env import ALLOCATOR
 from meshrunner.runner.ledger.allocations import CATEGORIES
 from meshrunner.runner.predict.allocator.segments import GIB
@@ -366,7 +365,7 @@ def test_verdict_follows_from_the_error_of_the_prediction() -> None:
 
 def test_default_length_of_a_large_model_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*overrides: str) -> str:
-        composed = Composer(parse("plan", list(overrides))).single_run()
+        composed = Composer("plan", list(overrides)).single_run()
         assert composed is not None
         warn_of_short_sequences([composed, composed])
         return capsys.readouterr().err.removeprefix("meshrunner: ")

@@ -10,7 +10,6 @@ import pytest
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.devices import expected_device_type, expected_devices
-from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.forecast import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED
 from meshrunner.runner.predict.pool import Predicted, _predicted
@@ -134,7 +133,7 @@ def rows(name: str) -> list[ranking.Ranked]:
 
     before, ranking.predict_all = ranking.predict_all, predict_all  # type: ignore[assignment]
     try:
-        composer = Composer(parse("plan", ["-m", f"experiment={name}", "hardware=h100_96gb"]))
+        composer = Composer("plan", ["-m", f"experiment={name}", "hardware=h100_96gb"])
         return ranking.rank(composer, active_only=True)
     finally:
         ranking.predict_all = before

@@ -17,7 +17,6 @@ from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import check
-from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.predict import NOT_IN_TIME, Forecast, Predicted, Verdict
 from meshrunner.runner.rundir.records import PlanRecord
 from meshrunner.runner.rundir.summary import predicted
@@ -131,10 +130,10 @@ def test_comparison_shows_the_error_of_the_prediction(tmp_path: Path) -> None:
 
 
 def test_plan_expands_a_grid_like_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
-    composer = Composer(parse("plan", ["-m", "steps=5", "seed=1,2", "micro_batch=range(1,7,3)"]))
+    composer = Composer("plan", ["-m", "steps=5", "seed=1,2", "micro_batch=range(1,7,3)"])
     jobs = composer.grid(composer.compose_sweep())
     assert jobs == [["steps=5", f"seed={seed}", f"micro_batch={size}"] for seed in (1, 2) for size in (1, 4)]
-    composer = Composer(parse("plan", ["-m", "experiment=fsdp1_vs_fsdp2"]))
+    composer = Composer("plan", ["-m", "experiment=fsdp1_vs_fsdp2"])
     assert ["parallelism=fsdp1" in job for job in composer.grid(composer.compose_sweep())] == [True, False]
     config = composer.compose_sweep()
     config.hydra.sweeper._target_ = "own.Sweeper"

@@ -20,7 +20,6 @@ from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.consistency import remarks
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import check
-from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.launch.environment import resolved
 from meshrunner.runner.process import tree as processes
 from meshrunner.runner.rundir import sweep
@@ -226,7 +225,7 @@ SEVERAL = {"wandb": {"kind": "wandb"}, "tensorboard": {"kind": "tensorboard"}}
 
 @pytest.mark.parametrize("typed", ["tracker=[wandb,tensorboard]", "tracker=[ tensorboard , wandb ]"])
 def test_several_trackers_are_a_list_of_options(typed: str) -> None:
-    composed = Composer(parse("run", [typed, "tracker.of.wandb.mode=online", "steps=3"])).single_run()
+    composed = Composer("run", [typed, "tracker.of.wandb.mode=online", "steps=3"]).single_run()
     assert composed is not None
     assert composed.overrides["choices"]["tracker"] == "several"
     assert not [group for group in composed.overrides["choices"] if "@" in group]
