@@ -164,6 +164,11 @@ def shown(path: Path) -> Path:
     return path
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, singular or plural: `1 run`, `3 runs`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def duration(seconds: float) -> str:
     """Return a duration as text: `1h02m`, `3m10s`, `5s`."""
     minutes, rest = divmod(round(seconds), 60)

@@ -4,8 +4,11 @@ import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.rundir import Submission
+from meshrunner.runner.rundir.files import SLURM_JOB
 
 TIMEOUT_S = 30.0
 ENDED = (
@@ -48,6 +51,11 @@ def slurm(*command: str, timeout: float = TIMEOUT_S) -> str:
         said = [line.removeprefix(f"{command[0]}: ").removeprefix("error: ") for line in done.stderr.splitlines()]
         raise ConfigError("; ".join(said) or f"`{' '.join(command)}` ended with exit status {done.returncode}")
     return done.stdout
+
+
+def job_id(run_dir: Path) -> str | None:
+    """Return the id of a run's newest job (`12` or `12_3`), or None if the run was not submitted or slurm.json is damaged."""
+    return Submission.peek(run_dir / SLURM_JOB).job_id
 
 
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:

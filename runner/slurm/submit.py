@@ -8,20 +8,15 @@ from pathlib import Path
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import replace_file
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.console import say, shown, warn
+from meshrunner.runner.console import counted, say, shown, warn
 from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.rundir import RESULTS, Submission, condition, owner_is_alive, read_status, update_status
 from meshrunner.runner.rundir.files import SLURM_JOB, SLURM_SETTINGS, slurm_script, write_json
-from meshrunner.runner.slurm.client import jobs, slurm
+from meshrunner.runner.slurm.client import job_id, jobs, slurm
 from meshrunner.runner.slurm.script import sbatch_script
 from meshrunner.runner.slurm.settings import Nodes, Slurm
 
 POLL_S = 2.0
-
-
-def job_id(run_dir: Path) -> str | None:
-    """Return the id of a run's newest job (`12` or `12_3`), or None if the run was not submitted or slurm.json is damaged."""
-    return Submission.peek(run_dir / SLURM_JOB).job_id
 
 
 def submit_runs(
@@ -62,11 +57,6 @@ def submit_runs(
     say(f"{kind} directory: {place}")
     if names:
         say(f"`meshrunner status {place}` shows the progress of the runs, `meshrunner compare {place}` compares them")
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number and its noun, singular or plural: `1 run`, `3 runs`."""
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def wait(run_dirs: Sequence[Path]) -> int:

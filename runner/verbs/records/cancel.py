@@ -10,19 +10,10 @@ from pathlib import Path
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import existing, parse
 from meshrunner.runner.compare.runs import glance
-from meshrunner.runner.console import one_line, warn
-from meshrunner.runner.rundir import (
-    find_damage,
-    owner_is_alive,
-    read_state,
-    read_status,
-    run_names,
-    sweep_damage,
-    update_status,
-)
+from meshrunner.runner.console import counted, one_line, warn
+from meshrunner.runner.rundir import find_damage, owner_is_alive, read_status, run_names, sweep_damage, update_status
 from meshrunner.runner.rundir.files import CONFIG, SLURM_JOB, STATUS, is_run, is_sweep
-from meshrunner.runner.slurm.client import jobs, slurm
-from meshrunner.runner.slurm.submit import counted, job_id
+from meshrunner.runner.slurm.client import job_id, jobs, slurm
 
 
 def cancel(arguments: list[str]) -> int:
@@ -65,6 +56,6 @@ def _stop_jobs(run_dirs: Sequence[Path]) -> int:
         slurm("scancel", *sorted(active.values()))
     for run_dir, number in active.items():
         (run_dir / SLURM_JOB).unlink(missing_ok=True)
-        if known[number].state == "PENDING" and read_state(run_dir) == "running":
+        if known[number].state == "PENDING" and read_status(run_dir).state == "running":
             update_status(run_dir, state="interrupted", reason="cancelled before SLURM started it again")
     return len(active)

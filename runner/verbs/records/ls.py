@@ -17,7 +17,7 @@ from meshrunner.runner.commands.parser import existing, parse
 from meshrunner.runner.compare.runs import glance, read_run
 from meshrunner.runner.compare.select import Field, last_part, meeting, parsed
 from meshrunner.runner.compare.text_table import Column, fitted, lines_of
-from meshrunner.runner.console import console, on_terminal, one_line, say, shown
+from meshrunner.runner.console import console, counted, on_terminal, one_line, say, shown
 from meshrunner.runner.figures import UNKNOWN, figure_of
 from meshrunner.runner.rundir import key_of, parse_yaml, read_overrides, read_status, run_names, varying_overrides
 from meshrunner.runner.rundir.files import CONFIG, SWEEP, is_run, is_sweep
@@ -49,7 +49,7 @@ class Entry:
             return " ".join(each for each in read_overrides(self.path).task if not each.startswith("hydra.run.dir="))
         count = self.states.total()
         keys = dict.fromkeys(last_part(key_of(each)) for own in varying_overrides(self.path).values() for each in own)
-        return f"{count} run{'s' * (count != 1)}" + (f": {', '.join(keys)}" if keys else "")
+        return counted(count, "run") + (f": {', '.join(keys)}" if keys else "")
 
     @property
     def state(self) -> str:

@@ -13,7 +13,7 @@ from meshrunner.runner.console import console, on_terminal, one_line, say, warn
 from meshrunner.runner.figures import UNKNOWN
 from meshrunner.runner.launch.progress import PROGRESS, RECENT, SPEED, progress_cells, run_table
 from meshrunner.runner.rundir import StepRow, last_rows, run_labels
-from meshrunner.runner.rundir.files import SLURM_JOB
+from meshrunner.runner.slurm.client import job_id, jobs
 
 LISTED = 8
 """Maximum number of runs to name in a line below the table. Such a line shows the runs with the same reason or SLURM state."""
@@ -82,13 +82,7 @@ def _progress(run: Run) -> list[str]:
 
 def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:
     """Return a text `JOB_ID: STATE` for each submitted run, keyed by run directory."""
-    submitted = [run.path for run in runs if (run.path / SLURM_JOB).is_file()]
-    if not submitted:
-        return {}
-    from meshrunner.runner.slurm.client import jobs
-    from meshrunner.runner.slurm.submit import job_id
-
-    numbers = {path: number for path in submitted if (number := job_id(path))}
+    numbers = {run.path: number for run in runs if (number := job_id(run.path))}
     try:
         known = jobs(numbers.values())
     except ConfigError as error:

@@ -1,7 +1,7 @@
 """`meshrunner sync`: upload the W&B runs that were recorded offline."""
 
 from meshrunner.runner.commands.parser import existing, parse
-from meshrunner.runner.console import say, shown, warn
+from meshrunner.runner.console import counted, say, shown, warn
 from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.rundir import owner_is_alive, read_status
 from meshrunner.runner.trackers.offline import OfflineRun, find_offline_runs, server, silence, upload
@@ -24,7 +24,7 @@ def sync(arguments: list[str]) -> int:
     with interruptible("; repeat the command to upload the rest"):
         if not given.dry_run:
             return _upload(todo)
-        say(f"would upload {_runs(len(todo))} to {server()}:")
+        say(f"would upload {counted(len(todo), 'run')} to {server()}:")
         for run in todo:
             say(f"  {shown(run.folder)}")
         if rest:
@@ -37,7 +37,7 @@ def _upload(todo: list[OfflineRun]) -> int:
     if why := silence(url):
         warn(f"nothing was uploaded: {url} does not answer: {why}")
         return 1
-    say(f"uploading {_runs(len(todo))} to {url} ...")
+    say(f"uploading {counted(len(todo), 'run')} to {url} ...")
     uploaded: list[OfflineRun] = []
 
     def done(run: OfflineRun) -> None:
@@ -46,11 +46,7 @@ def _upload(todo: list[OfflineRun]) -> int:
 
     last = upload(todo, done)
     if len(uploaded) == len(todo):
-        say(f"uploaded {_runs(len(todo))}")
+        say(f"uploaded {counted(len(todo), 'run')}")
         return 0
-    warn(f"uploaded {len(uploaded)} of {_runs(len(todo))}; wandb reported: {last}")
+    warn(f"uploaded {len(uploaded)} of {counted(len(todo), 'run')}; wandb reported: {last}")
     return 1
-
-
-def _runs(number: int) -> str:
-    return f"{number} run{'s' * (number != 1)}"
