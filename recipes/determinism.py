@@ -1,7 +1,7 @@
 """The key `deterministic`: a run that is repeated or resumed with the same layout and devices has bit-identical losses."""
 
-CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-"""Name and value of an environment variable that torch's deterministic mode requires. It must be set before CUDA starts."""
+CUBLAS_WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""The environment variable that torch's deterministic mode requires. It must be set before CUDA starts."""
 
 
 def compute_deterministically(*, compiles: bool) -> None:

@@ -4,7 +4,6 @@ from meshrunner.runner.commands.declaration import Argument, Command, Flag
 
 DIRECTORY = Argument("directory", "DIR", "a run directory or a sweep directory")
 DIRECTORIES = Argument("directories", "DIR", "run directories and sweep directories", "several")
-DRY_RUN = ("--dry-run",)
 WHERE = ("--where",)
 CONFIG_DIR = ("-cd", "--config-dir")
 CFG = ("job", "hydra", "all")
@@ -56,7 +55,7 @@ _COMMANDS = (
         "launching",
         "submit runs to SLURM",
         (DIRECTORY,),
-        (Flag(DRY_RUN, "print the sbatch script and do nothing"), MULTIRUN, *HYDRA),
+        (Flag(("--dry-run",), "print the sbatch script and do nothing"), MULTIRUN, *HYDRA),
         description="With OVERRIDES, write run directories and submit them. With DIR, submit the unfinished runs of a run "
         "or sweep directory again. hydra.launcher.KEY=VALUE changes a setting of that submission.",
         examples=(
@@ -196,7 +195,7 @@ _COMMANDS = (
         "records",
         "upload W&B runs that were recorded offline",
         (Argument("directories", "DIR", "where to look for runs, at any depth", "several"),),
-        (Flag(DRY_RUN, "print what would be uploaded and do nothing"),),
+        (Flag(("--dry-run",), "print what would be uploaded and do nothing"),),
         examples=("sync sweeps/layouts",),
         fails_if="a run could not be uploaded",
     ),

@@ -31,9 +31,8 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
         # If a setting is given under several names, torch may ignore the one in `own`, so remove the others.
         others = {name: value for name, value in given.items() if name not in launch_env.ALLOCATOR}
         given = others | launch_env.allocator_variables(own)
-    if device_type == "cuda" and experiment.deterministic:
-        name, value = CUBLAS_WORKSPACE
-        defaults[name] = value
+        if experiment.deterministic:
+            defaults |= CUBLAS_WORKSPACE
     return defaults | given
 
 

@@ -99,9 +99,8 @@ class Peers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.others:
-            self.beating.close()
-            self.publish(gone=True)
+        self.beating.close()
+        self.publish(gone=True)
 
     def publish(self, **changes: Any) -> None:
         """Write `changes` into this node's file, which the other nodes read."""

@@ -25,7 +25,6 @@ from meshrunner.runner.rundir.files import ENVIRONMENT, rank_error
 if TYPE_CHECKING:
     import torch
 
-GIB = 2**30
 _kept_alive: list[Any] = []
 """Objects to keep until the process exits: DDP may hang if it is destroyed before its process group."""
 STOPPED_EARLY = 75
@@ -66,7 +65,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
     _record_cpus(run_dir, context)
     if launch.host_memory_gib is not None:
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-        limit = held + int(launch.host_memory_gib * GIB)
+        limit = held + int(launch.host_memory_gib * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     meter, stop = RunMeter(experiment, run_dir, context), context.stop_requested
     try:

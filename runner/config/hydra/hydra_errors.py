@@ -92,7 +92,8 @@ def _unknown_key(key: str, cause: Any) -> str:
     from meshrunner.runner.config.reference import catalog  # not at the top: it imports options
 
     root: Any = OmegaConf.to_container(node._get_root(), resolve=False) if isinstance(node, DictConfig) else {}
-    absent = catalog.only_in_class(root)
+    # keys that only the classes of the chosen options know
+    absent = [each.name for each in catalog.every_key(root) if catalog.lacks(root, each.name)]
     if full in absent:
         return f"{full}: the YAML file of the chosen option lacks this key. Use +{full}=VALUE"
     known += [each.rpartition(".")[2] for each in absent if each.rpartition(".")[0] == parent]

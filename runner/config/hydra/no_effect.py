@@ -1,6 +1,5 @@
 """Refuse or warn about settings that have no effect, such as Hydra's keys for features that meshrunner replaces."""
 
-from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -82,12 +81,6 @@ def _changed(given: dict[str, Any], key: str) -> list[str]:
         return [key]
     if key == "hydra.sweeper" and given[SWEEPER] != "basic":
         return ["hydra/sweeper"]
-    known = _known()
+    known = flatten(shipped.top_level()) | NEUTRAL
     below = [each for each in given if f"{each}.".startswith(f"{key}." if key else "")]
     return [each for each in below if (given[each] or None) != (known.get(each) or None)]
-
-
-@cache
-def _known() -> dict[str, Any]:
-    """Return the defaults that conf/run.yaml and NEUTRAL contain, as a dict with full keys such as `hydra.run.dir`."""
-    return flatten(shipped.top_level()) | NEUTRAL

@@ -99,11 +99,6 @@ def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
             yield from keys_of(name, {"": section})
 
 
-def only_in_class(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of the keys that a configuration lacks, because only the classes of the chosen options know them."""
-    return [key.name for key in every_key(config) if lacks(config, key.name)]
-
-
 def lacks(values: Mapping[str, Any], path: str) -> bool:
     """Return whether nested mappings contain the mapping that encloses a path, but not the path."""
     return value_at(values, path) is ... and isinstance(value_at(values, path.rpartition(".")[0]), dict)

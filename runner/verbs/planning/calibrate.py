@@ -38,8 +38,7 @@ def calibrate(arguments: list[str]) -> int:
     if given.out:
         _write(given.out, content)
     elif not given.json:
-        console().print()
-        console().print(content.rstrip(), markup=False, highlight=False, soft_wrap=True)
+        say(f"\n{content.rstrip()}")
     return 0
 
 
