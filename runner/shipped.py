@@ -20,7 +20,6 @@ LAUNCHERS = {"local": "Runs on this machine"}
 """Descriptions of launchers that have no file in conf/, keyed by launcher."""
 EXPERIMENT, LAUNCHER = "experiment", "hydra/launcher"
 """The two groups whose options have no `kind` key."""
-PACKAGE = "@package"
 own: list[Path] = []
 """The user's directories of options, in addition to conf/. `also_in` adds and removes them."""
 
@@ -76,7 +75,7 @@ def about(group: str, option: str) -> str:
     if option not in _files(group):
         return LAUNCHERS[option]
     comment = takewhile(lambda line: line.startswith("#"), file_text(group, option).splitlines())
-    return "\n".join(line.removeprefix("#").strip() for line in comment if PACKAGE not in line)
+    return "\n".join(line.removeprefix("#").strip() for line in comment if "@package" not in line)
 
 
 def file_text(group: str, option: str) -> str:
