@@ -87,11 +87,13 @@ def scheduled(schedule: Schedule) -> Plan:
     each in the lowest gap. (2) The same in the order of the schedule. (3) Units with the same number from `_copies` share a slot.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
-    if (side := _two_sides(size, near)) is not None:
+    copy = _copies(size, near)
+    # Each unit is requested after one of its neighbours. Therefore, if two sides exist, `_copies` numbers them 0 and 1.
+    if max(copy.values(), default=0) < 2:
         nbytes = peak(schedule)
-        return Plan({name: side[name] * (nbytes - size[name]) for name in size}, nbytes)
+        return Plan({name: copy[name] * (nbytes - size[name]) for name in size}, nbytes)
     plans = [_lowest_gaps(order, size, near) for order in (sorted(size, key=lambda name: -size[name]), size)]
-    plans.append(_slots({name: (number, size[name]) for name, number in _copies(size, near).items()}))
+    plans.append(_slots({name: (number, size[name]) for name, number in copy.items()}))
     return min(plans, key=lambda plan: plan.nbytes)
 
 
@@ -115,24 +117,6 @@ def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
         taken = {copy[other] for other in near[name] if other in copy}
         copy[name] = next(i for i in range(len(taken) + 1) if i not in taken)
     return copy
-
-
-def _two_sides(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int] | None:
-    """Assign each unit to side 0 or 1, so that neighbours in `near` are on different sides. Return None if that is impossible."""
-    side: dict[str, int] = {}
-    for first in names:
-        if first in side:
-            continue
-        side[first] = 0
-        reached = [first]
-        for name in reached:  # the list grows in the loop
-            for other in near[name]:
-                if other not in side:
-                    side[other] = 1 - side[name]
-                    reached.append(other)
-                elif side[other] == side[name]:
-                    return None
-    return side
 
 
 def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set[str]]) -> Plan:
