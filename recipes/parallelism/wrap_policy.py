@@ -95,10 +95,19 @@ class Blocks(Wrap):
     """
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        names = top_modules(network)
-        last_block = names.index(network.block_names()[-1])
-        # Backward begins with the modules behind the blocks, so resharding them would gather them again immediately.
-        return {name: None if number <= last_block else "never" for number, name in enumerate(names)}
+        """Choose the blocks, and the outermost other modules that have a matrix. A module that contains a block or shares
+        parameters with outside modules is no unit."""
+        blocks, shared = network.block_names(), parameters_shared_outside(network)
+        around_blocks = {parent for name in blocks for parent in accumulate(name.split(".")[:-1], "{}.{}".format)}
+        found: dict[str, Reshard | None] = {}
+        for name, module in network.named_modules():
+            if not name or name in around_blocks or (found and name.startswith(f"{next(reversed(found))}.")):
+                continue
+            usable = has_forward(module) and name not in shared
+            if name in blocks or (usable and any(parameter.dim() > 1 for parameter in module.parameters())):
+                # Backward begins with the modules behind the blocks, so resharding them would gather them again immediately.
+                found[name] = "never" if blocks[-1] in found else None
+        return found
 
 
 class RootOnly(Wrap):
@@ -223,21 +232,6 @@ def parameters_shared_outside(network: Network) -> dict[str, list[str]]:
             for module in accumulate(name.split(".")[:-1], "{}.{}".format):
                 if not all(other.startswith(f"{module}.") for other in names):
                     found.setdefault(module, []).append(name)
-    return found
-
-
-def top_modules(network: Network) -> list[str]:
-    """Return the names of the blocks, and of the outermost other modules that have a matrix, such as the embedding, in the order
-    of `named_modules`. A module is left out if it contains a block or shares parameters with outside modules."""
-    blocks, shared = set(network.block_names()), parameters_shared_outside(network)
-    around_blocks = {parent for name in blocks for parent in accumulate(name.split(".")[:-1], "{}.{}".format)}
-    found: list[str] = []
-    for name, module in network.named_modules():
-        if not name or name in around_blocks or (found and name.startswith(f"{found[-1]}.")):
-            continue
-        usable = has_forward(module) and name not in shared
-        if name in blocks or (usable and any(parameter.dim() > 1 for parameter in module.parameters())):
-            found.append(name)
     return found
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.network import Network
 from meshrunner.recipes.parallelism.unit_sizes import local_parameters
-from meshrunner.recipes.parallelism.wrap_policy import Unit, top_modules, unit_parameters
+from meshrunner.recipes.parallelism.wrap_policy import Unit, unit_parameters
 from meshrunner.runner.config.consistency import remarks
 from tests.composed import SMALL, experiment
 
@@ -67,11 +67,10 @@ class Headed(nn.Module):
 def test_units_of_a_custom_network() -> None:
     """Units are the outermost modules with a matrix, but not containers that are never called or that contain blocks."""
     network: Any = Headed()
-    assert top_modules(network) == ["table", "body.0", "body.1", "heads.0"]
     blocks = experiment("wrap=blocks").wrap
     assert blocks.units(network) == {"table": None, "body.0": None, "body.1": None, "heads.0": "never"}
     network.heads[0][1].weight = network.table.weight
-    assert top_modules(network) == ["body.0", "body.1"]
+    assert blocks.units(network) == {"body.0": None, "body.1": None}
 
 
 def test_root_only() -> None:
