@@ -105,15 +105,11 @@ class Loads:
         self.bias, self.bias_rate = bias, bias_rate
         """bias: buffer, [blocks with experts, experts], added to scores when experts are chosen. bias_rate: change per step."""
         self.tokens = torch.zeros(bias.shape, dtype=torch.int64, device=bias.device)
+        """Number of tokens that forward passes have routed to each expert in this step, [blocks with experts, experts]."""
         self.groups: tuple[dist.ProcessGroup, ...] = ()
         """Process groups over which token counts are summed, one per mesh dimension along which the data differ."""
         self.expert_ranks = 1
         """Number of expert-parallel ranks. Each rank holds an equal, contiguous range of experts."""
-
-    def add(self, tokens: Tensor) -> None:
-        """Add the number of tokens that one forward pass routed to each expert, [blocks, experts], int64."""
-        with torch.no_grad():
-            self.tokens += tokens
 
     @torch.no_grad()
     def balance(self, finite: Tensor) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ class MoETransformer(Transformer):
                 loads.append(load)
                 balances.append(balance)
         if self.loads is not None and count and torch.is_grad_enabled():
-            self.loads.add(torch.stack(loads))
+            self.loads.tokens += torch.stack(loads)
         if self.experts is None or self.experts.balance != "sequence_loss":
             return x, None
         weighted = self.experts.balance_rate * torch.stack(balances).sum()

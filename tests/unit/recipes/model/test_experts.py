@@ -224,7 +224,7 @@ def test_balance_loss_is_one_for_equal_loads() -> None:
 def loads_of_a_step(rate: float = 0.25) -> Loads:
     loads = Loads(torch.zeros(2, 4), rate)
     for _ in range(2):
-        loads.add(torch.tensor([[3, 1, 2, 2], [8, 0, 0, 0]]))
+        loads.tokens += torch.tensor([[3, 1, 2, 2], [8, 0, 0, 0]])
     return loads
 
 
