@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import gc
 from contextlib import nullcontext
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
@@ -29,7 +31,7 @@ from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm
 from meshrunner.recipes.optim.optimizer import step_if_finite
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_groups, data_rank, split_model
-from meshrunner.recipes.stop import StopAgreement
+from meshrunner.recipes.stop import stop_agreement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,13 +41,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from meshrunner.recipes.checkpoint.base import Saver
+    from meshrunner.recipes.data.loader import Batches
     from meshrunner.recipes.meter import Meter
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
     from meshrunner.recipes.recipe import Recipe
-
-Batch = tuple[Tensor, Tensor]
-"""Tokens and targets, each [micro_batch, seq_len]."""
 
 
 def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn.Module, list[Trainable], int]:
@@ -200,7 +200,7 @@ def train(
     run = prepare(recipe, meter, device, nodes, workers, checkpoints)
     recipe, step, consumed = run.recipe, run.done, run.consumed
     tokens = run.global_batch * recipe.seq_len
-    stop = StopAgreement(stop_requested) if stop_requested is not None else None
+    stop = repeat(False) if stop_requested is None else stop_agreement(stop_requested, dist.new_group(backend="gloo"))
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection within a step would count as step time; the meter collects between steps
@@ -213,7 +213,7 @@ def train(
             meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=tokens, observed=observed)
             del batches, loss, grad_norm, observed  # otherwise they would be held during the next step
             consumed = Consumed(consumed.sequences + run.global_batch, consumed.tokens + tokens)
-            stopping = step < recipe.steps and stop is not None and stop.agreed()
+            stopping = step < recipe.steps and next(stop)
             if run.saver is not None and (run.saver.due(step) or stopping):
                 with meter.saving():
                     run.saver.save(step, consumed)
@@ -229,7 +229,7 @@ def train(
 
 
 def update(
-    recipe: Recipe, model: nn.Module, trained: list[Trainable], optimizer: Optimizer, batches: list[Batch], lr: float
+    recipe: Recipe, model: nn.Module, trained: list[Trainable], optimizer: Optimizer, batches: Batches, lr: float
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and further metrics as 0-d tensors."""
     loss = backward(recipe, model, batches)
@@ -252,7 +252,7 @@ def update(
     return loss, grad_norm, observed
 
 
-def backward(recipe: Recipe, model: nn.Module, batches: list[Batch]) -> Tensor:
+def backward(recipe: Recipe, model: nn.Module, batches: Batches) -> Tensor:
     """Accumulate the gradient of the mean loss over all micro batches. Return this rank's mean loss, detached."""
     layout = recipe.parallelism
     total = torch.zeros((), device=batches[0][0].device)
