@@ -30,7 +30,7 @@ from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm
 from meshrunner.recipes.optim.optimizer import step_if_finite
-from meshrunner.recipes.parallelism.mesh import build_mesh, data_groups, data_rank, split_model
+from meshrunner.recipes.parallelism.mesh import build_mesh, data_groups, split_model
 from meshrunner.recipes.stop import stop_agreement
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def prepare(
         sequences,
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
-        rank=data_rank(mesh),
+        rank=mesh.get_rank() // degrees.tensor,
         ranks=degrees.data,
         device=device,
         first_step=done + 1,

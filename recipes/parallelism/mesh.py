@@ -52,17 +52,7 @@ def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
     """Return groups of ranks with different tokens. A sum over one group after the other counts every token exactly once."""
     names = mesh.mesh_dim_names or ()
-    if "tensor" in names:
-        return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
-    from torch.distributed import group
-
-    return (group.WORLD,) if group.WORLD is not None and mesh.size() > 1 else ()
-
-
-def data_rank(mesh: DeviceMesh) -> int:
-    """Return this rank's index among the data-parallel ranks, in row-major order of replicate x shard."""
-    replica = mesh.get_local_rank("replicate") if replicas(mesh) > 1 else 0
-    return replica * mesh["shard"].size() + mesh.get_local_rank("shard")
+    return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
 
 
 def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> frozenset[str]:

@@ -23,7 +23,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.loss import chunked as chunked_loss
 from meshrunner.recipes.parallelism.buffers import buffer_pool
 from meshrunner.recipes.parallelism.buffers.buffer_pool import BufferPool, pools_of
-from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
+from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.parallelism.unit_sizes import local_parameters
 from meshrunner.recipes.pretrain import assemble, update
 from tests.composed import experiment
@@ -52,7 +52,7 @@ class Run:
         self.model, self.trained, _ = assemble(self.recipe, mesh, CPU)
         self.optimizer = self.recipe.optimizer.build([each.parameter for each in self.trained])
         self.sequences = self.recipe.data.open(DataSpec(self.recipe.model.vocab_size, self.recipe.seq_len, 0))
-        self.ranks = {"rank": data_rank(mesh), "ranks": self.degrees.data}
+        self.ranks = {"rank": mesh.get_rank() // self.degrees.tensor, "ranks": self.degrees.data}
 
     def steps(self, count: int, first: int = 1) -> list[tuple[float, float, float | None]]:
         """Return this rank's loss, the gradient norm, and the number of allocated buffers of every step."""

@@ -32,7 +32,7 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import NotSaved
 from meshrunner.recipes.model.network import network_of
-from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
+from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.pretrain import assemble, train, update
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
@@ -83,7 +83,7 @@ def assembled(*overrides: str) -> Assembled:
         recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
-        rank=data_rank(mesh),
+        rank=mesh.get_rank() // degrees.tensor,
         ranks=degrees.data,
         device=CPU,
     )

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
-from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
+from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.parallelism.unit_sizes import local_parameters
 from meshrunner.recipes.pretrain import assemble, backward
 from tests.composed import SMALL, experiment
@@ -69,7 +69,7 @@ def measured(overrides: tuple[str, ...]) -> tuple[int, int, int]:
         recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
         global_batch=recipe.accumulation(degrees.data)[0],
         micro_batch=recipe.micro_batch,
-        rank=data_rank(mesh),
+        rank=mesh.get_rank() // degrees.tensor,
         ranks=degrees.data,
         device=torch.device("cpu"),
     )

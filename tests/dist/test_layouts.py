@@ -22,7 +22,7 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.optim.grad_norm import global_norm
-from meshrunner.recipes.parallelism.mesh import build_mesh, data_rank
+from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 from meshrunner.recipes.pretrain import assemble, backward, train
 from tests.composed import SMALL, experiment
@@ -180,7 +180,7 @@ def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
         recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
-        rank=data_rank(mesh),
+        rank=mesh.get_rank() // degrees.tensor,
         ranks=degrees.data,
         device=CPU,
     )
