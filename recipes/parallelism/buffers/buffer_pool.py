@@ -54,7 +54,6 @@ class BufferPool:
         """The largest buffer that each unit has requested."""
         self._device: torch.device | None = None
         self._arena: Tensor | None = None
-        self._allocations = 0
         self._uses: list[Use] = []
 
     def take(self, unit: str, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -66,7 +65,6 @@ class BufferPool:
             self._requests.append((in_backward, unit))
             self._buckets[unit] = max(self._buckets.get(unit, bucket), bucket, key=lambda each: each.nbytes)
             self._device = device
-            self._allocations += 1
             buffer = torch.empty(elements, dtype=dtype, device=device)
         else:
             self._check(unit, bucket)
@@ -92,14 +90,14 @@ class BufferPool:
 
     def step_done(self) -> int:
         """Plan the addresses after the first step. Return how many buffers torch allocated in the step that has ended."""
-        count, self._allocations = self._allocations, 0
         # Plan only after a whole step: gradients may be reduced only in the last micro batch.
-        if self._requests and self._arena is None:
-            plan = self._place(self.schedule())
-            self.offsets = plan.offsets
-            block = torch.empty(plan.nbytes + placement.ALIGNMENT, dtype=torch.uint8, device=self._device)
-            self._arena = block[placement.aligned(block.data_ptr()) - block.data_ptr() :]
-        return count
+        if self._arena is not None or not self._requests:
+            return 0
+        plan = self._place(self.schedule())
+        self.offsets = plan.offsets
+        block = torch.empty(plan.nbytes + placement.ALIGNMENT, dtype=torch.uint8, device=self._device)
+        self._arena = block[placement.aligned(block.data_ptr()) - block.data_ptr() :]
+        return len(self._requests)
 
     def _check(self, unit: str, bucket: Bucket) -> None:
         if unit not in self.offsets:
