@@ -31,23 +31,21 @@ from meshrunner.recipes.model.transformer import FeedForward
 class Router(nn.Module):
     """Scores every expert for every token, always in fp32, and picks the best experts."""
 
-    tensor_mesh: DeviceMesh | None = None
-    """Mesh of the tensor-parallel ranks, or None. Each rank holds the whole weight and routes all tokens."""
-
     def __init__(self, dim: int, config: Experts) -> None:
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.number, dim))
 
-    def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, bias: Tensor, mesh: DeviceMesh | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return three tensors: the weights and the indices of each token's K experts, and the unweighted balance loss.
 
         weights: [T, K], fp32; indices: [T, K], int64; loss: 0-d, fp32; x: [batch, seq, dim], T = batch x seq.
         bias: [experts]. It is added to the scores when experts are chosen, but it does not change the weights.
+        mesh: the tensor-parallel ranks, or None. Each rank holds the whole weight and routes all tokens.
         """
         config, weight = self.config, self.weight.float()
-        if self.tensor_mesh is not None:
-            weight = on_all_ranks(weight, self.tensor_mesh, Replicate())
+        if mesh is not None:
+            weight = on_all_ranks(weight, mesh, Replicate())
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.float(), weight)  # [batch, seq, experts]
         scores = logits.sigmoid() if config.score == "sigmoid" else logits.softmax(-1)
@@ -76,8 +74,9 @@ def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
 class GroupedExperts(nn.Module):
     """The SwiGLU experts of one block on this rank. Each parameter stacks one matrix per expert: [experts, in, out]."""
 
-    ranks = 1
-    """Number of expert-parallel ranks. Gradients are divided by it, because data parallelism averages only over other ranks."""
+    group: ProcessGroup | None = None
+    """Process group of the expert-parallel ranks, which hold different experts; None: this rank holds all experts. Gradients are
+    divided by the number of these ranks, because data parallelism averages only over other ranks."""
 
     def __init__(self, number: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -88,8 +87,8 @@ class GroupedExperts(nn.Module):
     def forward(self, rows: Tensor, load: Tensor) -> Tensor:
         """Apply each expert to its rows. rows: [rows, dim], sorted by expert; load: rows per expert, [experts], int64."""
         weights = [w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w3, self.w2)]
-        if self.ranks > 1:
-            weights = [ScaleGradient.apply(w, 1 / self.ranks) for w in weights]  # type: ignore[no-untyped-call]
+        if self.group is not None:
+            weights = [ScaleGradient.apply(w, 1 / self.group.size()) for w in weights]  # type: ignore[no-untyped-call]
         if leaves_empty_groups(rows.device):
             weights = [ZeroGradient.apply(w, load == 0) for w in weights]  # type: ignore[no-untyped-call]
         if torch.is_autocast_enabled(rows.device.type):  # autocast does not cover grouped matmuls
@@ -112,8 +111,6 @@ class SharedExpert(FeedForward):
 class ExpertFeedForward(nn.Module):
     """A router, the experts it chooses from, and optionally a shared expert that every token passes through."""
 
-    expert_group: ProcessGroup | None = None
-    """Process group of the expert-parallel ranks. Each rank holds different experts. None if this rank holds all experts."""
     tensor_mesh: DeviceMesh | None = None
     """Mesh of the tensor-parallel ranks. Each rank holds a part of every expert's width. None: no tensor parallelism."""
     stream: Placement = Replicate()
@@ -139,7 +136,7 @@ class ExpertFeedForward(nn.Module):
         return y, load, whole + (balance - whole) / mesh.size()
 
     def _route(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        weights, experts, balance = self.router(x, bias)
+        weights, experts, balance = self.router(x, bias, self.tensor_mesh)
         tokens = x.flatten(0, 1)  # [T, dim]
         # Each token has K choices. `order` sorts the T x K choices by expert, keeping the order of tokens.
         by_expert, order = experts.flatten().sort(stable=True)
@@ -147,7 +144,7 @@ class ExpertFeedForward(nn.Module):
         ends = torch.searchsorted(by_expert, torch.arange(self.number, device=x.device), right=True)
         load = ends.diff(prepend=ends.new_zeros(1))  # [experts]
         rows = permute(tokens, order, inverse, self.per_token)  # [T x K, dim], sorted by expert
-        group = self.expert_group
+        group = self.experts.group
         rows = self.experts(rows, load) if group is None else exchanged(self.experts, rows, load, group)
         results = permute(rows, inverse, order)  # [T x K, dim], sorted by token
         weighted = results.view(len(tokens), self.per_token, -1).float() * weights.unsqueeze(-1)  # [T, K, dim]
@@ -173,11 +170,9 @@ def on_all_ranks(x: Tensor, mesh: DeviceMesh, placement: Placement) -> Tensor:
 def split_over_experts(network: Network, mesh: DeviceMesh) -> None:
     """Shard the experts of every block over the `expert` dimension of the mesh, in place. The network is on meta."""
     network.expert_mesh = mesh
-    group = mesh.get_group("expert")
     for module in network.modules():
         if isinstance(module, ExpertFeedForward):
-            module.expert_group = group
-            module.experts.ranks = group.size()
+            module.experts.group = mesh.get_group("expert")
             SplitParameters({"w1": 0, "w3": 0, "w2": 0})._apply(module.experts, mesh["expert"])
 
 
@@ -190,6 +185,6 @@ class SplitExperts(SplitParameters):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, ExpertFeedForward)
-        module.tensor_mesh = module.router.tensor_mesh = device_mesh
+        module.tensor_mesh = device_mesh
         module.stream = self.stream
         return super()._apply(module, device_mesh)
