@@ -40,10 +40,6 @@ class Initialiser:
     def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
         """Move `model` off meta and set its initial values. offload: put parameters on the host, but buffers on the device."""
         model.to_empty(device="cpu" if offload else self.device)
-        if offload:
-            for module in model.modules():
-                for name, buffer in module.named_buffers(recurse=False):
-                    setattr(module, name, torch.empty_like(buffer, device=self.device))
         self.network.tie_weights()
         for name, parameter in model.named_parameters():
             self._initialise(clean_name(name), parameter)
@@ -68,7 +64,11 @@ class Initialiser:
         return materialise
 
     def reset_buffers(self) -> None:
-        """Let the network compute its buffers. Other tensors that it creates are on the device, too."""
+        """Let the network compute its buffers. Its buffers, and other tensors that it creates, are on the device."""
+        for module in self.network.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.device.type != self.device.type:
+                    setattr(module, name, torch.empty_like(buffer, device=self.device))
         with self.device:
             self.network.reset_buffers()
 

@@ -274,9 +274,6 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
     yield
     for owner in owners:
         del owner.reset_parameters
-    for module in network.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.new_empty(buffer.shape, device=device))
 
 
 def initialise(wrapped: Any, initialiser: Initialiser) -> None:
