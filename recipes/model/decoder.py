@@ -12,9 +12,6 @@ from pydantic_core import PydanticCustomError
 from meshrunner.recipes.model.base import Flops, Model
 from meshrunner.recipes.option import Count, Section, whole
 
-ALIGNMENT = 16
-"""Number of bytes. torch.nn.functional.grouped_mm requires the size of every row to be a multiple of this number."""
-
 
 class RopeScaling(Section):
     """Llama 3.1's scaling of the rotary wavelengths (Llama team 2024, "The Llama 3 Herd of Models", and its reference code)."""
@@ -190,13 +187,14 @@ class Decoder(Model):
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
         if self.routed is None:
             return []
+        alignment = 16  # bytes; torch.nn.functional.grouped_mm requires the size of every row to be a multiple of it
         split = f" / parallelism.tensor({tensor})" if tensor > 1 else ""
         row_bytes = {
             f"model.dim({self.dim})": self.dim * element_bytes,
             f"model.experts.ffn_dim({self.routed.ffn_dim}){split}": self.routed.ffn_dim // tensor * element_bytes,
         }
         return [
-            f"{name} x {element_bytes} bytes = {size} is not a multiple of {ALIGNMENT}, which grouped matmuls require"
+            f"{name} x {element_bytes} bytes = {size} is not a multiple of {alignment}, which grouped matmuls require"
             for name, size in row_bytes.items()
-            if size % ALIGNMENT
+            if size % alignment
         ]
