@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PUBLIC = {
     "activations": "recomputed_blocks",
     "forecast": "BORDERLINE DOES_NOT_FIT FITS NOT_PLANNED Forecast MemoryForecast SpeedForecast Verdict why",
-    "pool": "NOT_IN_TIME Predicted predict_all",
+    "pool": "NOT_IN_TIME predict_all",
     "replay.page.render": "write_page",
     "search": "LargestThatFits largest_that_fits predict_config",
     "workload": "Workload trace_workload",

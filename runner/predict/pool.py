@@ -7,7 +7,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import cores, expected_devices
@@ -20,15 +20,7 @@ MOST = 8
 """Maximum number of processes at a time. Each process takes a few hundred MiB."""
 
 
-class Predicted(NamedTuple):
-    """Forecast of one configuration, or the reason why it cannot be predicted."""
-
-    forecast: Forecast | None
-    fault: str = ""
-    """Reason why `forecast` is None."""
-
-
-NOT_IN_TIME = Predicted(None, "the time limit for predictions was reached")
+NOT_IN_TIME = "the time limit for predictions was reached"
 
 
 def predict_all(
@@ -37,10 +29,11 @@ def predict_all(
     active_only: bool,
     within_s: float | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
-) -> list[Predicted]:
-    """Predict runs whose settings passed `fit`. After `within_s` seconds in total, return NOT_IN_TIME for all other runs. After
-    each prediction, call `progress` with the number of predicted runs and of all runs."""
-    found = [NOT_IN_TIME] * len(configs)
+) -> list[Forecast | str]:
+    """Predict runs whose settings passed `fit`. Return a forecast for each run, or the reason why it cannot be predicted. After
+    `within_s` seconds in total, return NOT_IN_TIME for all other runs. After each prediction, call `progress` with the number of
+    predicted runs and of all runs."""
+    found: list[Forecast | str] = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers = iter(range(len(configs)))
     children: dict[Connection, BaseProcess] = {}
@@ -72,8 +65,7 @@ def predict_all(
                     hand_over(connection)
                 except (EOFError, OSError):
                     process.join()
-                    fault = f"the prediction process ended with exit status {process.exitcode}"
-                    found[number] = Predicted(None, fault)
+                    found[number] = f"the prediction process ended with exit status {process.exitcode}"
                     hand_over()
                 progress(len(configs) - found.count(NOT_IN_TIME), len(configs))
     finally:
@@ -98,13 +90,13 @@ def _answer(connection: Connection, active_only: bool) -> NoReturn:
         connection.send(_predicted(connection.recv(), active_only))
 
 
-def _predicted(config: dict[str, Any], active_only: bool) -> Predicted:
+def _predicted(config: dict[str, Any], active_only: bool) -> Forecast | str:
     from meshrunner.runner.predict.predict import predict
 
     try:
         experiment = check(config)
-        return Predicted(predict(experiment, expected_devices(experiment), active_only=active_only))
+        return predict(experiment, expected_devices(experiment), active_only=active_only)
     except ConfigError as error:
-        return Predicted(None, one_line(str(error)))
+        return one_line(str(error))
     except Exception as error:  # a user's model may raise anything
-        return Predicted(None, why(error))
+        return why(error)

@@ -13,7 +13,7 @@ from meshrunner.runner.config.devices import expected_device_type
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.console import naming, one_line, warn
-from meshrunner.runner.predict import DOES_NOT_FIT, NOT_IN_TIME, NOT_PLANNED, Predicted, Verdict, predict_all
+from meshrunner.runner.predict import DOES_NOT_FIT, NOT_IN_TIME, NOT_PLANNED, Forecast, predict_all
 from meshrunner.runner.rundir import RESULTS, read_state
 
 if TYPE_CHECKING:
@@ -75,16 +75,16 @@ def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -
         with naming(f"predicting {many}") as progress:
             found = predict_all(resolved, active_only=True, within_s=BUDGET_S, progress=progress)
     except Exception as error:  # for example, the forkserver was killed or the disk is full
-        found = [Predicted(None, f"{type(error).__name__}: {error}")] * len(configs)
-    verdicts = [each.forecast.verdict if each.forecast else Verdict(NOT_PLANNED, each.fault) for each in found]
-    faults = [reason for answer, reason in verdicts if answer == NOT_PLANNED and reason != NOT_IN_TIME.fault]
+        found = [f"{type(error).__name__}: {error}"] * len(configs)
+    verdicts = [each.verdict if isinstance(each, Forecast) else (NOT_PLANNED, each) for each in found]
+    faults = [reason for answer, reason in verdicts if answer == NOT_PLANNED and reason != NOT_IN_TIME]
     of_all = f"of {len(found):,} combinations"
     if late := found.count(NOT_IN_TIME):
         warn(f"preflight: {late:,} {of_all} were not predicted within {BUDGET_S:g} s; starting them anyway")
     if faults:
         many = f"{len(faults):,} {of_all} could not be predicted"
         warn(f"preflight: {many}; starting them anyway. First error: {one_line(faults[0])}")
-    return [each.forecast.as_json() if each.forecast is not None else {} for each in found]
+    return [each.as_json() if isinstance(each, Forecast) else {} for each in found]
 
 
 def does_not_fit(plan: dict[str, Any]) -> str:

@@ -76,11 +76,8 @@ def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
     varied = varying([job.overrides for job in jobs])
     ranked = []
     for job in jobs:
-        if reason := job.reason:
-            forecast = Forecast(Verdict(SKIPPED, reason))
-        else:
-            found = next(predicted)
-            forecast = found.forecast or Forecast(Verdict(NOT_PLANNED, found.fault))
+        found = Forecast(Verdict(SKIPPED, job.reason)) if job.reason else next(predicted)
+        forecast = found if isinstance(found, Forecast) else Forecast(Verdict(NOT_PLANNED, found))
         overrides = as_typed(job.overrides)
         own = [each for each, raw in zip(overrides, job.overrides, strict=True) if raw in varied]
         ranked.append(Ranked(overrides, own, forecast, _run(job)))

@@ -11,8 +11,8 @@ from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.devices import expected_device_type, expected_devices
 from meshrunner.runner.predict.allocator.segments import GIB
-from meshrunner.runner.predict.forecast import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED
-from meshrunner.runner.predict.pool import Predicted, _predicted
+from meshrunner.runner.predict.forecast import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED, Forecast
+from meshrunner.runner.predict.pool import _predicted
 from meshrunner.runner.predict.predict import predict
 from meshrunner.runner.shipped import defaults
 from meshrunner.runner.sweep import ranking
@@ -128,7 +128,7 @@ def test_every_option_that_compiles() -> None:
 def rows(name: str) -> list[ranking.Ranked]:
     """What `plan -m` answers for a named experiment, predicted in this process."""
 
-    def predict_all(configs: list[dict[str, Any]], *, active_only: bool, **_: Any) -> list[Predicted]:
+    def predict_all(configs: list[dict[str, Any]], *, active_only: bool, **_: Any) -> list[Forecast | str]:
         return [_predicted(config, active_only) for config in configs]
 
     before, ranking.predict_all = ranking.predict_all, predict_all  # type: ignore[assignment]

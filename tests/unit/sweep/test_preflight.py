@@ -17,7 +17,7 @@ from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import check
-from meshrunner.runner.predict import NOT_IN_TIME, Forecast, Predicted, Verdict
+from meshrunner.runner.predict import NOT_IN_TIME, Forecast, Verdict
 from meshrunner.runner.rundir.records import PlanRecord
 from meshrunner.runner.rundir.summary import predicted
 from meshrunner.runner.sweep import preflight
@@ -51,11 +51,11 @@ def test_off_may_be_a_yaml_boolean() -> None:
 
 
 def said(answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[list[Any], str]:
-    def predict_all(configs: list[dict[str, Any]], **_: Any) -> list[Predicted]:
+    def predict_all(configs: list[dict[str, Any]], **_: Any) -> list[Forecast | str]:
         assert [each["launch"]["workers"] for each in configs] == [2, 4]
         if isinstance(answer, Exception):
             raise answer
-        return [answer, Predicted(FITS)]
+        return [answer, FITS]
 
     monkeypatch.setattr(preflight, "predict_all", predict_all)
     return predicted_plans([config(), config()], [2, 4]), capsys.readouterr().err
@@ -66,7 +66,7 @@ def test_runs_without_a_prediction_start_anyway(
 ) -> None:
     found, text = said(NOT_IN_TIME, monkeypatch, capsys)
     assert found == [{}, FITS.as_json()] and "1 of 2 combinations were not predicted within 60 s" in text
-    found, text = said(Predicted(None, "ValueError: odd"), monkeypatch, capsys)
+    found, text = said("ValueError: odd", monkeypatch, capsys)
     assert (
         found == [{}, FITS.as_json()]
         and "1 of 2 combinations could not be predicted" in text
@@ -82,7 +82,7 @@ def test_only_a_run_that_certainly_does_not_fit_warns(
     assert does_not_fit(DOES_NOT_FIT.as_json()) == "predicted not to fit: 2 GiB too much"
     assert [does_not_fit({"verdict": each}) for each in ("fits", "borderline", "not planned")] == [""] * 3
     assert does_not_fit({}) == ""
-    monkeypatch.setattr(preflight, "predict_all", lambda *_, **__: [Predicted(DOES_NOT_FIT)])
+    monkeypatch.setattr(preflight, "predict_all", lambda *_, **__: [DOES_NOT_FIT])
     for word in ("warn", "skip"):
         assert (
             predict_single_run(config(GPU), experiment(GPU, f"sweep.preflight={word}"), 8, here=True)

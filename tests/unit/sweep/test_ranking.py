@@ -11,7 +11,7 @@ import pytest
 
 from meshrunner.runner import cli
 from meshrunner.runner.compare.runs import Run
-from meshrunner.runner.predict import Forecast, MemoryForecast, Predicted, SpeedForecast, Verdict
+from meshrunner.runner.predict import Forecast, MemoryForecast, SpeedForecast, Verdict
 from meshrunner.runner.rundir import Environment
 from meshrunner.runner.sweep import ranking
 from meshrunner.runner.sweep.ranking import Ranked, _against, _sort_key, columns, lines
@@ -146,8 +146,8 @@ def test_both_peaks_stay_on_a_narrow_terminal() -> None:
 
 
 def test_a_grid_composes_ranks_and_warns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def predict_all(configs: list[dict[str, Any]], **_: Any) -> list[Predicted]:
-        return [Predicted(forecast("fits", 1000.0 + each["micro_batch"], 9.0)) for each in configs]
+    def predict_all(configs: list[dict[str, Any]], **_: Any) -> list[Forecast]:
+        return [forecast("fits", 1000.0 + each["micro_batch"], 9.0) for each in configs]
 
     monkeypatch.setattr(ranking, "predict_all", predict_all)
     command = ["plan", "-m", "model=llama3_70b", "hardware=h100_80gb", "micro_batch=1,2", "parallelism=fsdp2,fsdp2_tp"]
