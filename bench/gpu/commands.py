@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from bench.gpu.results import State
 from meshrunner.runner.rundir.events import read_events
-from meshrunner.runner.rundir.files import ERROR, STATUS, SUMMARY, rank_log, read_json
+from meshrunner.runner.rundir.files import ERROR, STATUS, SUMMARY, rank_log
+from meshrunner.runner.rundir.records import JsonFile
 
 REPOSITORY = Path(__file__).parents[2]
 PARAGRAPH = 30
@@ -104,7 +105,7 @@ class Outcome(NamedTuple):
 
 def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
     """Read the outcome of a `meshrunner run` from its directory. The directory is missing if meshrunner refused the run."""
-    status = read_json(run_dir / STATUS)
+    status = JsonFile.read(run_dir / STATUS).as_json()
     if ended.code is None or (ended.code and commands.over):
         state: State = "not run" if commands.over else "failed"
         reason = "stopped when the time was up" if commands.over else f"it did not end within {commands.limit:.0f} s"
@@ -114,7 +115,7 @@ def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
     rows = read_events(run_dir)
     steps = [(row["train/loss"], row["train/grad_norm"]) for row in rows]
     first = rows[0]["time"] if rows else None
-    summary = read_json(run_dir / SUMMARY)
+    summary = JsonFile.read(run_dir / SUMMARY).as_json()
     if ended.code == 0 and status.get("state") == "completed":
         return Outcome("works", "", "", summary, steps, first)
     reason = status.get("reason") or said(ended.log) or f"exit status {ended.code}"
@@ -131,7 +132,7 @@ def said(log: Path) -> str:
 
 def _log(run_dir: Path, ended: Ended) -> str:
     """Return the path of the failed rank's log, or of the command's log if the rank wrote nothing."""
-    worker = rank_log(run_dir, read_json(run_dir / ERROR).get("rank") or 0)
+    worker = rank_log(run_dir, JsonFile.read(run_dir / ERROR).as_json().get("rank") or 0)
     return shown(worker if worker.exists() and worker.stat().st_size else ended.log)
 
 

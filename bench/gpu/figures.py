@@ -12,7 +12,7 @@ from bench.gpu.commands import REPOSITORY, Commands, outcome, said, shown
 from bench.gpu.machine import Machine
 from bench.gpu.results import Result
 from bench.gpu.shape import Shape
-from meshrunner.runner.rundir.files import read_json
+from meshrunner.runner.rundir import JsonFile
 
 WINDOWS = 3
 """Number of intervals per run in which speed is measured. Metrics are read at the end of each interval."""
@@ -164,7 +164,7 @@ def measured_plain(case: Case, number: int, machine: Machine, commands: Commands
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(commands.folder / "cache" / "loop")}
     path = {"PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))}
     ended = commands.run(name, sys.executable, "-m", "bench.gpu.plain_loop", *words, **caches, **path)
-    found = read_json(out)
+    found = JsonFile.read(out).as_json()
     if ended.code != 0 or "oom" in found:
         up = ended.code != 0 and commands.over
         reason = "stopped when the time was up" if up else found.get("oom") or said(ended.log)

@@ -14,7 +14,8 @@ from meshrunner.runner.config.devices import cpu_name
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.figures import row_keys
 from meshrunner.runner.process.worker_context import WorkerContext
-from meshrunner.runner.rundir.files import read_json, write_json
+from meshrunner.runner.rundir import JsonFile
+from meshrunner.runner.rundir.files import write_json
 
 GIB = 2**30
 MATMUL_SIZE, MATMUL_REPEATS = 1024, 12
@@ -115,7 +116,7 @@ def peak_flops(
 
 def _cached_peak(rate: str, context: WorkerContext) -> float:
     """Return this CPU's peak FLOP/s with the run's number of threads. Measure it only once, and store it in cpu_peak.json."""
-    known = read_json(cache_dir() / "cpu_peak.json").get(_peak_key(rate, context))
+    known = JsonFile.read(cache_dir() / "cpu_peak.json").as_json().get(_peak_key(rate, context))
     if known is None:
         context.doing("measuring the peak of this CPU")
         return measured_peak(rate, context)[0]
@@ -132,7 +133,7 @@ def peak_remark(device_type: str, rate: str, context: WorkerContext) -> str:
 def measured_peak(rate: str, context: WorkerContext) -> tuple[float, str]:
     """Measure this CPU's peak and keep the best result in cpu_peak.json. Return the best FLOP/s, and a remark on the former."""
     path, key = cache_dir() / "cpu_peak.json", _peak_key(rate, context)
-    known = read_json(path)
+    known = JsonFile.read(path).as_json()
     before = known.get(key)
     before = before if isinstance(before, dict) else {"flops": before or 0.0, "measured": "an earlier day"}
     best = max(_measure(torch.bfloat16 if rate == "bf16" else torch.float32), before["flops"])

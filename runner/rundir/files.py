@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from meshrunner.recipes.storage import read_regular, replace_file
+from meshrunner.recipes.storage import replace_file
 
 CONFIG = "config.yaml"
 """The resolved configuration, sufficient to repeat the run. A folder that contains this file is a run directory."""
@@ -112,12 +112,3 @@ def slurm_script(folder: Path, number: int | None = None) -> Path:
 def write_json(path: Path, value: Any) -> None:
     """Replace a JSON file atomically."""
     replace_file(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or {} if the file is missing or damaged. Raise OSError if reading is not permitted."""
-    try:
-        value = json.loads(read_regular(path, RECORD_BYTES))
-    except (FileNotFoundError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -27,9 +27,9 @@ def null_as(default: T) -> BeforeValidator:
     return BeforeValidator(lambda value: default if value is None else value)
 
 
-def under(key: str) -> Any:
-    """Return a field with default None. Its key in the file, such as `model/params`, cannot be the name of an attribute."""
-    return Field(None, validation_alias=key, serialization_alias=key)
+def under(key: str, default: Any = None) -> Any:
+    """Return a field with a default. Its key in the file, such as `model/params`, cannot be the name of an attribute."""
+    return Field(default, validation_alias=key, serialization_alias=key)
 
 
 def unreadable(name: str | Path, error: Exception) -> str:
@@ -107,9 +107,7 @@ class Environment(JsonFile):
     """Number of workers per node."""
     threads: Count | None = None
     """Number of threads per worker."""
-    launch_env: Annotated[dict[Text, Any], null_as({})] = Field(
-        {}, validation_alias="launch.env", serialization_alias="launch.env"
-    )
+    launch_env: Annotated[dict[Text, Any], null_as({})] = under("launch.env", {})
     environment: dict[Text, Any] = {}
     """Environment variables that may affect measurements."""
     resolved: dict[str, Any] = {}

@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from meshrunner.recipes.config_keys import affecting, differences, flatten
 from meshrunner.recipes.option import Affects
 from meshrunner.runner import figures
@@ -95,9 +93,7 @@ class Summary(JsonFile):
     """Reason why MFU is unknown in steps that were faster than the measured peak of a CPU; null if there are none."""
     data: dict[str, Any] | None = None
     """The recipe's description of its data: tokenizer, hashes, size."""
-    late_recompiles: Annotated[list[Recompilation], null_as([])] = Field(
-        [], validation_alias="compile/late_recompiles", serialization_alias="compile/late_recompiles"
-    )
+    late_recompiles: Annotated[list[Recompilation], null_as([])] = under("compile/late_recompiles", [])
     verdict: Text | None = under(VERDICT)
     cold: bool | None = None
     """Whether this was the first run that its command executed. Later runs can reuse warm processes and caches."""

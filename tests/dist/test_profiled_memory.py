@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from meshrunner.recipes.pretrain import train
 from meshrunner.runner.config.devices import check_on_devices
 from meshrunner.runner.measure.meter import RunMeter
 from meshrunner.runner.process.worker_context import Node, SharedIntegers, WorkerContext
-from meshrunner.runner.rundir.files import memory_profile, read_json
+from meshrunner.runner.rundir.files import memory_profile
 from tests.composed import SMALL, config
 from tests.dist.ranks import context, on_ranks
 from tests.dist.test_plan import StepPeak
@@ -130,7 +131,7 @@ def _measured(case: list[str]) -> StepPeak:
     shared = [SharedIntegers(world) for _ in range(3)]
     worker = WorkerContext(rank, rank, world, Node(0, 1, "localhost", 0, "0"), "cpu", 1, 1, *shared, None)
     train(experiment, RunMeter(experiment, run_dir, worker), device=torch.device("cpu"), nodes=1, workers=world)
-    found = read_json(memory_profile(run_dir, rank, ".json"))
+    found = json.loads(memory_profile(run_dir, rank, ".json").read_text())
     dist.barrier()
     if rank == 0:
         shutil.rmtree(run_dir)

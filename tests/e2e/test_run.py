@@ -13,7 +13,6 @@ import pytest
 
 from meshrunner.runner.process.cpu_binding import allowed_cpus
 from meshrunner.runner.rundir.events import read_events
-from meshrunner.runner.rundir.files import read_json
 from meshrunner.runner.rundir.states import read_status
 from tests.composed import SMALL
 from tests.e2e.command import own_classes
@@ -39,7 +38,7 @@ def run(folder: Path, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, 
     done = meshrunner(folder.parent, "run", "tracker=none", f"hydra.run.dir={folder}", *overrides)
     assert done.returncode == 0, done.stderr
     assert read_status(folder).state == "completed"
-    return read_events(folder), read_json(folder / "summary.json")
+    return read_events(folder), json.loads((folder / "summary.json").read_text())
 
 
 def counted_s(rows: list[dict[str, Any]], tokens: float) -> float:
@@ -53,7 +52,7 @@ def test_the_default_run_learns_real_text(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     done = meshrunner(tmp_path, "run", f"hydra.run.dir={folder}")
     assert done.returncode == 0, done.stderr
-    rows, summary = read_events(folder), read_json(folder / "summary.json")
+    rows, summary = read_events(folder), json.loads((folder / "summary.json").read_text())
     losses = [row["train/loss"] for row in rows]
     assert [row["step"] for row in rows] == list(range(1, 31))
     assert losses[0] - losses[-1] > 1.5
@@ -68,7 +67,7 @@ def test_the_default_run_learns_real_text(tmp_path: Path) -> None:
         assert row["memory/peak_rss_gib"] > 0.1
     assert rows[-1]["train/tokens"] == 30 * 8 * 256
     assert rows[-1]["time"] - rows[0]["time"] == pytest.approx(counted_s(rows[1:], 8 * 256 / 2), rel=0.01)
-    assert read_json(folder / "environment.json")["resolved"]["log_every"] == 1
+    assert json.loads((folder / "environment.json").read_text())["resolved"]["log_every"] == 1
     assert summary["model/params"] == 7_212_288 and summary["train/final_loss"] == losses[-1]
     for name in ("perf/step_time_s", "perf/data_time_s", "perf/cpu_time_s", "memory/peak_rss_gib"):
         values = summary[f"{name}_by_rank"]
@@ -118,7 +117,7 @@ def test_a_run_too_short_to_be_measured_says_so_and_runs(tmp_path: Path) -> None
     done = meshrunner(tmp_path, "run", "tracker=none", "hydra.run.dir=out", *SMALL, "steps=3")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("measure_after(3) leaves none of steps(3)") == 1
-    summary = read_json(tmp_path / "out" / "summary.json")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["state"] == "completed" and summary["perf/wps_median"] is None and summary["train/final_loss"] > 0
 
 
@@ -151,11 +150,11 @@ def test_the_run_directory_holds_what_the_contract_says(tmp_path: Path) -> None:
         assert (folder / name).stat().st_size > 0
     status = read_status(folder)
     assert status.attempt == 1 and [worker["rank"] for worker in status.workers] == [0, 1]
-    assert {"host", "pid", "boot_id", "slurm_job_id"} <= set(read_json(folder / "status.json")["owner"])
+    assert {"host", "pid", "boot_id", "slurm_job_id"} <= set(json.loads((folder / "status.json").read_text())["owner"])
     assert status.started is not None and status.ended is not None and status.started < status.ended
-    assert read_json(folder / "environment.json")["packages"]["torch"]
+    assert json.loads((folder / "environment.json").read_text())["packages"]["torch"]
     assert (folder / "logs" / "rank1.log").exists()
-    found = read_json(folder / "environment.json")["cpus"]
+    found = json.loads((folder / "environment.json").read_text())["cpus"]
     assert found == [allowed_cpus()] * 2, "without GPUs no worker is bound"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,6 @@ import torch
 
 from meshrunner.runner.measure.device import GIB
 from meshrunner.runner.profiler.base import Session
-from meshrunner.runner.rundir.files import read_json
 from tests.composed import experiment
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def test_peak_covers_only_the_steps_of_the_window(tmp_path: Path) -> None:
     figures = step(one, 2, kib=16)
     assert figures is not None and figures[0] * GIB == 16 * 1024
     assert step(one, 3, kib=64) is None
-    record = read_json(tmp_path / "trace" / "memory_rank0.json")
+    record = json.loads((tmp_path / "trace" / "memory_rank0.json").read_text())
     assert record["peak_live_bytes"] == sum(record["by_category"].values()) == 16 * 1024
     assert record["steps"] == [2, 2] and not record["out_of_memory"]
     nothing = [float("nan")] * len(figures)
@@ -60,7 +60,7 @@ def test_out_of_memory_inside_the_window_writes_the_profile(tmp_path: Path) -> N
     one.step_begins()
     kept = torch.zeros(8 * 256)
     one.out_of_memory()
-    record = read_json(tmp_path / "trace" / "memory_rank0.json")
+    record = json.loads((tmp_path / "trace" / "memory_rank0.json").read_text())
     assert record["out_of_memory"] and record["peak_live_bytes"] == kept.nbytes
 
 
@@ -75,7 +75,7 @@ def test_compiled_model_has_no_figure(tmp_path: Path) -> None:
     assert figures is not None
     found = one.summary([figures, figures])
     assert "memory/peak_live_gib" in found and set(found.values()) == {None}
-    assert read_json(tmp_path / "trace" / "memory_rank0.json")["peak_live_bytes"] is None
+    assert json.loads((tmp_path / "trace" / "memory_rank0.json").read_text())["peak_live_bytes"] is None
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
-from meshrunner.runner.rundir.files import read_json, write_json
+from meshrunner.runner.rundir.files import write_json
 from meshrunner.runner.rundir.states import read_status, update_status
 from meshrunner.runner.slurm import client, submit
 from meshrunner.runner.slurm.client import SlurmJob
@@ -123,7 +124,7 @@ def test_unfinished_runs_of_an_earlier_grid_are_submitted_with_the_new_ones(
     assert "000_seed-1 is completed" in said.out and "submitted job array 12: 3 runs" in said.out
     assert "001_seed-2" in said.err
     assert "#SBATCH --array=2-4\n" in (sweep / "submit.sbatch").read_text()
-    jobs = {path.parent.name: read_json(path)["job_id"] for path in sweep.glob("*/slurm.json")}
+    jobs = {path.parent.name: json.loads(path.read_text())["job_id"] for path in sweep.glob("*/slurm.json")}
     assert jobs == {"002_seed-3": "12_2", "000_seed-4": "12_3", "001_seed-5": "12_4"}
 
 
@@ -131,7 +132,7 @@ def test_a_run_of_a_sweep_has_the_settings_of_the_sweep(
     sweep: Path, fake: Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert meshrunner("submit", "sweep", "hydra.launcher.account=llm") == 0
-    assert read_json(sweep / "002_seed-3" / "slurm.json")["job_id"] == "12_2"
+    assert json.loads((sweep / "002_seed-3" / "slurm.json").read_text())["job_id"] == "12_2"
     capsys.readouterr()
     assert meshrunner("submit", "sweep/002_seed-3", "--dry-run") == 0
     assert "#SBATCH --account=llm\n" in capsys.readouterr().out

@@ -24,7 +24,7 @@ from meshrunner.runner.launch.environment import resolved
 from meshrunner.runner.process import tree as processes
 from meshrunner.runner.rundir import sweep
 from meshrunner.runner.rundir.events import read_events
-from meshrunner.runner.rundir.files import read_json, write_json
+from meshrunner.runner.rundir.files import write_json
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import claim, update_status
 from meshrunner.runner.rundir.sweep import add_runs
@@ -241,7 +241,7 @@ def test_several_trackers_in_a_sweep_are_recorded_as_typed(tmp_path: Path, capsy
     command = ["place", "-m", *TINY, "tracker=[wandb,tensorboard]", "seed=1,2", f"hydra.sweep.dir={tmp_path / 's'}"]
     assert cli._dispatch(command) == 0
     assert [run.name for run in sorted((tmp_path / "s").glob("0*"))] == ["000_seed-1", "001_seed-2"]
-    found = read_json(tmp_path / "s" / "sweep.json")
+    found = json.loads((tmp_path / "s" / "sweep.json").read_text())
     assert found["varies"] == ["seed"]
     for job in found["jobs"]:
         assert "tracker=[wandb,tensorboard]" in job["overrides"] and "@" not in "".join(job["overrides"])
