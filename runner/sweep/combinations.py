@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ from meshrunner.runner.rundir import (
     read_config,
     read_state,
     repeat_ending,
-    run_names,
     update_status,
 )
 from meshrunner.runner.rundir.files import PLAN, is_run
@@ -102,10 +102,6 @@ class SweepBatch:
                 generator.shuffle(pairs)
         return [pair for pairs in rounds for pair in pairs]
 
-    def names(self) -> list[str]:
-        """Return the names of all run directories of the sweep, including earlier batches, in the order of runs.txt."""
-        return list(dict.fromkeys([*run_names(self.sweep_dir), *(run.run_dir.name for _, run in self.ordered)]))
-
     def place(self) -> list[Path]:
         """Write the run directories and return them in order of execution."""
         with naming(f"writing {len(self.ordered):,} run directories"):
@@ -146,11 +142,8 @@ def check_batch(
         raise ConfigError("\n".join(listed + more))
     sweeper = config.hydra.sweeper
     if sweeper._target_ == BASIC_SWEEPER and sweeper.get("max_batch_size") is None:  # no other batch follows
-
-        def options(group: str) -> list[str]:
-            given = typed(config.hydra.overrides.hydra)  # may add config directories
-            return list(loader.get_group_options(group, config_name=config.hydra.job.config_name, overrides=given))
-
+        given = typed(config.hydra.overrides.hydra)  # may add config directories
+        options = partial(loader.get_group_options, config_name=config.hydra.job.config_name, overrides=given)
         rules = dict.fromkeys(rule for job in jobs for rule in job.experiment.sweep.exclude)
         check_rules(rules, [job.runs[0] for job in jobs], options)
         if (baseline := jobs[0].experiment.sweep.baseline) is not None:

@@ -31,9 +31,7 @@ class ExcludeCondition(NamedTuple):
         choices = composed.overrides["choices"]
         if self.key in choices:
             return any(choices[self.key] in (text, value) for text, value in self.values.items())
-        here: Any = composed.config
-        for part in self.key.split("."):
-            here = here.get(part, ...) if isinstance(here, dict) else ...
+        here = flatten(composed.config).get(self.key, ...)
         return any(same_value(value, here) for value in self.values.values())
 
 

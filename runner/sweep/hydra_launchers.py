@@ -151,7 +151,8 @@ def launch_slurm(
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     if any(job.experiment.sweep.repeat == "auto" for job in batch.combinations):
         raise ConfigError("sweep.repeat=auto decides after each round what to repeat; with SLURM, use a number")
-    names = batch.names()
+    # The order of runs.txt, which a dry run does not write.
+    names = list(dict.fromkeys([*run_names(batch.sweep_dir), *(run.run_dir.name for _, run in batch.ordered)]))
     earlier = _earlier_runs(batch) if first == 0 else []
     if not settings.dry_run:
         batch.place()

@@ -22,8 +22,6 @@ from meshrunner.runner.sweep.tally import Tally
 
 REDRAW_S = 1.0
 """Seconds between redraws. A redraw takes milliseconds of CPU time and might slow a worker on the same core."""
-FRAME_LINES = 3
-"""Number of screen lines that show no run: the table's titles, the rule below the titles, and an empty line."""
 
 
 class _Running:
@@ -125,7 +123,7 @@ class LiveTable(Tally):
 
     def _visible(self, taken: int) -> list[Path]:
         """Return the runs to show above `taken` lines of other text. Prefer executing runs if not all runs fit on the screen."""
-        room = max(self._screen.height - FRAME_LINES - taken, 1)
+        room = max(self._screen.height - 3 - taken, 1)  # 3: the table's titles, the rule below them, an empty line
         if len(self._states) <= room:
             return list(self._states)
         running = list(self._running)[:room]
