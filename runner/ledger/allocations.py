@@ -20,8 +20,6 @@ START = "start"
 """Part of a run before the first step, in which the model is built, sharded and initialised."""
 END = "end of backward"
 """Part of a step after backward of the first block: backward of the embedding, then final work of DDP or FSDP in backward."""
-PARTS = (START, "forward", "loss", "backward", END, "update", "optimizer")
-"""START, then the parts of a step in order. `update` is all work after backward, such as clipping, except the optimizer step."""
 
 
 class Phase(NamedTuple):
@@ -30,7 +28,8 @@ class Phase(NamedTuple):
     step: int
     """Number of the step, counted from 0. It is -1 before the first step."""
     part: str
-    """One of PARTS."""
+    """START, `forward`, `loss`, `backward`, END, `update` or `optimizer`. `update` is all work after backward, such as clipping,
+    except the optimizer step."""
     block: int | None = None
     """Index of the block in the network; None in phases outside the blocks."""
 

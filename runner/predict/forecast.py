@@ -137,11 +137,6 @@ def explain(
     return f"{sentence}; the largest part is {largest}, {by_category[largest] / GIB:.2f} GiB"
 
 
-def needs_memory(error: Exception) -> bool:
-    """Return whether an error occurs only on meta, where tensors have shapes but no values."""
-    return bool(NEEDS_VALUES.search(str(error)))
-
-
 def why(error: Exception) -> str:
     """Return the reason why a recipe cannot be traced. Add the innermost line of user code if the traceback has one."""
     inner = getattr(error, "inner_exception", None)  # the compiler wraps exceptions
@@ -149,7 +144,7 @@ def why(error: Exception) -> str:
     first = one_line(next(iter(str(error).splitlines()), ""))
     kind, line = type(error).__name__, innermost(error)
     where = f" ({line})" if line else ""
-    if needs_memory(error):
+    if NEEDS_VALUES.search(str(error)):
         message = first.partition(". ")[0].rstrip(".")
         return f"an operator or the model itself needs values, but a trace has only shapes: {kind}: {message}{where}"
     return f"{kind}: {first}{where}" if first else f"{kind}{where}"

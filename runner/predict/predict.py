@@ -17,13 +17,13 @@ from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.forecast import (
     BORDERLINE,
     DOES_NOT_FIT,
+    NEEDS_VALUES,
     NOT_PLANNED,
     Forecast,
     MemoryForecast,
     Verdict,
     explain,
     judge,
-    needs_memory,
     why,
 )
 from meshrunner.runner.predict.replay.replay import InstantClock, Replayed, replay
@@ -61,7 +61,7 @@ def predict(
     except ConfigError:
         raise
     except Exception as error:  # a user's class may raise anything, and an operator may lack a meta kernel
-        if not needs_memory(error) and fault(error):
+        if not NEEDS_VALUES.search(str(error)) and fault(error):
             raise
         return Forecast(Verdict(NOT_PLANNED, f"the model cannot be traced: {why(error)}"))
     hardware, speed, replayed = device.hardware, None, None

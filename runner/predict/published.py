@@ -28,19 +28,14 @@ class Regime(NamedTuple):
     """Largest error in percent, rounded up."""
 
 
-class StatedError(NamedTuple):
-    """The error that is stated with a predicted speed."""
+def stated_error(experiment: Experiment, hardware: GPU | CPU) -> tuple[float, str]:
+    """Return the error of a predicted speed in percent, and a sentence that names the measured runs with this error.
 
-    pct: float
-    basis: str
-    """Sentence that names the measured runs and `pct`."""
-
-
-def stated_error(experiment: Experiment, hardware: GPU | CPU) -> StatedError:
-    """Return the error of the calibration, else of published runs of the same kind, else the largest of all published runs."""
+    It is the error of the calibration, else of published runs of the same kind, else the largest of all published runs.
+    """
     if hardware.calibrated is not None:
         pct = hardware.calibrated.error_pct
-        return StatedError(pct, f"calibrated; each measured run was predicted from the others to within {pct:g}%")
+        return pct, f"calibrated; each measured run was predicted from the others to within {pct:g}%"
     assert isinstance(hardware, GPU), "a CPU has no speed before it is calibrated"
     kind, tokens, nodes = (hardware.name, experiment.precision.kind), experiment.seq_len, experiment.launch.nodes
     model = experiment.model
@@ -49,13 +44,11 @@ def stated_error(experiment: Experiment, hardware: GPU | CPU) -> StatedError:
         if each[:2] == kind and each.shortest <= tokens <= each.longest and nodes <= each.nodes:
             span = f"{each.shortest:,} to {each.longest:,}" if each.shortest < each.longest else f"{each.longest:,}"
             runs = f"{each.runs} published {kind[1]} runs on {kind[0]} ({span} tokens, at most {_nodes(each.nodes)})"
-            return StatedError(
-                each.speed_pct, f"uncalibrated; predictions of {runs} were off by up to {each.speed_pct:g}%"
-            )
+            return each.speed_pct, f"uncalibrated; predictions of {runs} were off by up to {each.speed_pct:g}%"
     pct = max(each.speed_pct for each in regimes())
     run = f"{'' if dense else f'{model.kind} in '}{kind[1]} on {kind[0]}, {tokens:,} tokens, {_nodes(nodes)}"
     others = f"predictions of other published runs were off by up to {pct:g}%"
-    return StatedError(pct, f"uncalibrated; never compared with a published run ({run}); {others}")
+    return pct, f"uncalibrated; never compared with a published run ({run}); {others}"
 
 
 @cache

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshrunner.recipes.config_keys import flatten
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import check_on_devices
@@ -67,7 +68,9 @@ def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, 
         return found[value].verdict.answer == FITS
 
     config = _composed([*overrides, f"{key}=1"])
-    _refuse_other_than_whole(_composed(overrides), key)
+    given = flatten(_composed(overrides)).get(key, "not set")
+    if isinstance(given, bool) or not (given is None or given == "auto" or isinstance(given, int)):
+        raise ConfigError(f"plan: --max searches whole numbers, but {key} is {given}; use a key such as micro_batch")
     value = largest(fits, allowed)
     if not found:
         check_on_devices(config)  # raises ConfigError with the reason why 1 is not allowed
@@ -117,14 +120,6 @@ def _composed(overrides: Sequence[str]) -> dict[str, Any]:
     run = Composer("plan", list(overrides)).single_run()
     assert run is not None, "a grid has no --max"
     return run.config
-
-
-def _refuse_other_than_whole(config: dict[str, Any], key: str) -> None:
-    value: Any = config
-    for name in key.split("."):
-        value = value.get(name, "not set") if isinstance(value, dict) else "not set"
-    if isinstance(value, bool) or not (value is None or value == "auto" or isinstance(value, int)):
-        raise ConfigError(f"plan: --max searches whole numbers, but {key} is {value}; use a key such as micro_batch")
 
 
 def _with(config: dict[str, Any], key: str, value: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.predict.forecast import SpeedForecast
 from meshrunner.runner.predict.published import stated_error
 from meshrunner.runner.predict.record.trace_events import Allocated, EventLog, Freed, UsedByStream
-from meshrunner.runner.predict.timing.rates import Fp32Rate, device_rates
+from meshrunner.runner.predict.timing.rates import CPURates, Fp32Rate, GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
 from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_depths
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
@@ -36,7 +36,10 @@ class Workload:
         return "fp32" if self.experiment.precision.fp32_matmul == "highest" else "tf32"
 
     def clock(self, hardware: GPU | CPU) -> SimulatedClock:
-        return SimulatedClock(device_rates(hardware, self.fp32_rate, self.workers))
+        """Return a clock for a device. If it is a CPU, `hardware.speed` must be set."""
+        if isinstance(hardware, CPU):
+            return SimulatedClock(CPURates(hardware))
+        return SimulatedClock(GPURates(hardware, self.fp32_rate, self.workers))
 
     def step_time(self, hardware: GPU | CPU) -> StepTime:
         """Return the predicted time of a step on a device. Raise ConfigError if the device's rate for an operator is unknown."""
@@ -59,7 +62,7 @@ class Workload:
         compute = experiment.precision.compute
         peak = hardware.peak_tflops(self.fp32_rate if compute == "fp32" else compute)
         flops = experiment.model.flops_per_token(experiment.seq_len).total
-        error = stated_error(experiment, hardware)
+        error_pct, error_basis = stated_error(experiment, hardware)
         return SpeedForecast(
             wps=wps,
             mfu=None if peak is None else 100 * wps * flops / (peak * 1e12),
@@ -67,8 +70,8 @@ class Workload:
             seconds_by_part=step_time.seconds_by_part,
             exposed_communication_s=step_time.exposed_communication_s,
             calibrated=hardware.calibrated is not None,
-            error_pct=error.pct,
-            error_basis=error.basis,
+            error_pct=error_pct,
+            error_basis=error_basis,
         )
 
 
@@ -96,11 +99,7 @@ def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
 
 def _at_full_depth(depths: Depths, shallow: StepTime, deeper: StepTime) -> StepTime:
     """Extrapolate the step times of two shallow models to the full depth. Step time is linear in the number of blocks."""
-    blocks = (depths.full - depths.deeper) / (depths.deeper - depths.shallow)
-
-    def line(first: float, second: float) -> float:
-        return second + blocks * (second - first)
-
+    line = depths.at_full_depth
     return StepTime(
         line(shallow.seconds, deeper.seconds),
         {part: line(shallow.seconds_by_part[part], value) for part, value in deeper.seconds_by_part.items()},

@@ -3,9 +3,11 @@
 import operator
 from typing import NamedTuple
 
-from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
+
+from meshrunner.runner.ledger.memory_ledger import tensors_in
+from meshrunner.runner.predict.record.operators import nbytes_of
 
 UNFUSED = {
     *("mm", "bmm", "addmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward"),
@@ -66,13 +68,7 @@ def memory_of(graph: Graph) -> GraphMemory:
 
 def nbytes(node: Node) -> int:
     """Return the bytes of a node's results."""
-    return sum(each.numel() * each.element_size() for each in _values(node))
-
-
-def _values(node: Node) -> list[Tensor]:
-    value = node.meta.get("val")
-    values = value if isinstance(value, list | tuple) else (value,)
-    return [each for each in values if isinstance(each, Tensor)]
+    return nbytes_of((node.meta.get("val"),))
 
 
 def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node]) -> dict[Node, int]:
@@ -109,7 +105,7 @@ def _is_unfused(node: Node) -> bool:
         return True
     if not isinstance(target, OpOverload) or target.namespace == "prims" or _is_view(node):
         return False
-    if any(each.is_complex() for part in (node, *node.all_input_nodes) for each in _values(part)):
+    if any(each.is_complex() for each in tensors_in(part.meta.get("val") for part in (node, *node.all_input_nodes))):
         return True  # inductor generates no code for complex numbers
     return target.namespace != "aten" or name in UNFUSED or "scaled_dot_product" in name
 

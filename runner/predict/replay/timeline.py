@@ -32,7 +32,7 @@ class Part(NamedTuple):
     """Interval of the step, such as the forward, the loss or the backward of one micro batch."""
 
     name: str
-    """One of `phases.PARTS`."""
+    """A value of `Phase.part`."""
     begins: int
     """`Point.at` of the first point in this part."""
     ends: int

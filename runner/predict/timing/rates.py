@@ -17,6 +17,8 @@ from collections import Counter
 from statistics import NormalDist
 from typing import Literal
 
+import numpy as np
+
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.hardware import CPU, GPU
 
@@ -146,11 +148,6 @@ class CPURates:
 Rates = GPURates | CPURates
 
 
-def device_rates(hardware: GPU | CPU, fp32_rate: Fp32Rate, workers: int) -> Rates:
-    """Return the rates of `hardware` with `workers` processes per node. A CPU's `hardware.speed` must be set."""
-    return GPURates(hardware, fp32_rate, workers) if isinstance(hardware, GPU) else CPURates(hardware)
-
-
 def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
     """Return the field of `hardware.peak` for matmuls in a dtype, and the factor to apply to its rate (0.5 for fp64, else 1)."""
     if dtype in ("bfloat16", "float16"):
@@ -166,11 +163,5 @@ def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
 
 def _interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
     """Interpolate linearly between points. Outside the points, return the value of the nearest point."""
-    x0, y0 = points[0]
-    if x <= x0:
-        return y0
-    for x1, y1 in points[1:]:
-        if x <= x1:
-            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-        x0, y0 = x1, y1
-    return y0
+    xs, ys = zip(*points, strict=True)
+    return float(np.interp(x, xs, ys))

@@ -4,7 +4,7 @@ An operator takes as long as its arithmetic or its memory traffic, whichever is 
 are in seconds since the clock started.
 """
 
-from collections import defaultdict
+from functools import cache
 from typing import NamedTuple
 
 from meshrunner.runner.predict.record.trace_events import (
@@ -20,7 +20,6 @@ from meshrunner.runner.predict.timing.rates import Rates
 
 PARTS = ("matmul", "attention", "memory", "optimizer", "communication")
 """Kinds of work in a step. `optimizer` includes all operators after backward, such as those of the gradient norm."""
-AFTER_BACKWARD = ("update", "optimizer")
 
 
 class StepTime(NamedTuple):
@@ -34,15 +33,6 @@ class StepTime(NamedTuple):
     """Seconds the compute stream idles while it waits for communication."""
 
 
-class _Communicator:
-    """Communicator of a process group. It runs collectives one after another."""
-
-    def __init__(self) -> None:
-        self.done_at = 0.0
-        self.seconds: dict[tuple[str, int], float] = {}
-        """Cache of durations of collectives in seconds, keyed by (name, bytes)."""
-
-
 class SimulatedClock:
     """Clock of one device and its host. It must receive the events of a trace in order."""
 
@@ -52,9 +42,9 @@ class SimulatedClock:
         """Time at which the host issues its next operation."""
         self._streams: dict[int, float] = {COMPUTE: 0.0}
         self._events: dict[int, float] = {}
-        self._communicators: defaultdict[tuple[int, ...], _Communicator] = defaultdict(_Communicator)
-        self._flops: dict[tuple[str, str], float] = {}
-        """Cache of the FLOP/s of operators, keyed by (kind, dtype)."""
+        self._groups: dict[tuple[int, ...], float] = {}
+        """Time at which each group of ranks finishes its collectives, which run one after another."""
+        self._flops_per_second, self._collective_s = cache(rates.flops_per_second), cache(rates.collective_s)
         self._step: int | None = None
         self._part = ""
         self.begin_step()
@@ -125,15 +115,12 @@ class SimulatedClock:
             stream = COMPUTE
         seconds = nbytes / self.rates.bytes_per_second
         if flops and kind != "memory":
-            rate = self._flops.get((kind, dtype))
-            if rate is None:
-                rate = self._flops[kind, dtype] = self.rates.flops_per_second(kind, dtype)
-            seconds = max(seconds, flops / rate)
+            seconds = max(seconds, flops / self._flops_per_second(kind, dtype))
         seconds += self.rates.kernel_s
         self.host += self.rates.host_s
         self._streams[stream] = max(self.done_at(stream), self.host) + seconds
         part = kind.removesuffix("_backward")  # attention_backward counts as attention
-        self._work["optimizer" if phase.part in AFTER_BACKWARD else part] += seconds
+        self._work["optimizer" if phase.part in ("update", "optimizer") else part] += seconds
         if stream == COMPUTE:
             self._work["computing"] += seconds
             self._since_collective += seconds
@@ -142,13 +129,9 @@ class SimulatedClock:
         name, stream, _, ranks, nbytes = collective
         if not self.rates.overlaps:
             stream = COMPUTE
-        communicator = self._communicators[ranks]
-        seconds = communicator.seconds.get((name, nbytes))
-        if seconds is None:
-            seconds = communicator.seconds[name, nbytes] = self.rates.collective_s(name, ranks, nbytes)
-        seconds += self.rates.waiting_s(len(ranks), self._since_collective)
+        seconds = self._collective_s(name, ranks, nbytes) + self.rates.waiting_s(len(ranks), self._since_collective)
         self._since_collective = 0.0
         self.host += self.rates.host_s
-        begins = max(self.done_at(stream), communicator.done_at, self.host)
-        communicator.done_at = self._streams[stream] = begins + seconds
+        begins = max(self.done_at(stream), self._groups.get(ranks, 0.0), self.host)
+        self._groups[ranks] = self._streams[stream] = begins + seconds
         self._work["communication"] += seconds

@@ -5,12 +5,14 @@ from the end) is linear in the depth. The model's peak is not linear, because in
 """
 
 import re
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from meshrunner.recipes.parallelism.wrap_policy import Rules
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.ledger.allocations import START, PeakMemory, Phase
 from meshrunner.runner.predict.trace.tracer import Trace
+
+Value = TypeVar("Value", int, float)
 
 LONGEST_PERIOD = 8
 ANY_DEPTH = ("blocks", "size", "root_only", "rules")
@@ -30,9 +32,10 @@ class Depths(NamedTuple):
     reach: int
     """Number of blocks at the end. Their peaks are extrapolated likewise. Blocks between front and end never peak higher."""
 
-    def at_full_depth(self, shallow: int, deeper: int) -> int:
+    def at_full_depth(self, shallow: Value, deeper: Value) -> Value:
         """Extrapolate a value linearly to the full depth, given its values at the depths `shallow` and `deeper`."""
-        return deeper + (self.full - self.deeper) * (deeper - shallow) // (self.deeper - self.shallow)
+        periods = (self.full - self.deeper) // (self.deeper - self.shallow)  # `shallow_depths` makes this exact
+        return deeper + periods * (deeper - shallow)
 
 
 def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:

@@ -24,6 +24,7 @@ from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.ledger.allocations import START
 from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 from meshrunner.runner.ledger.phases import Phases
+from meshrunner.runner.predict.allocator.caching_allocator import UNIT
 from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.meta.stand_ins import meta_as
 from meshrunner.runner.predict.record.recorder import Recorder
@@ -37,8 +38,6 @@ MICRO_BATCHES = 4
 Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last one reduces them. All
 other micro batches are alike, so each micro batch that is not traced is assumed to take as long as the third.
 """
-CUDA_ROUNDING = 512
-"""CUDA's caching allocator rounds the size of each block up to a multiple of this number of bytes."""
 
 
 class Trace(NamedTuple):
@@ -60,7 +59,7 @@ def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) 
     compiles = recipe.compile.compiles
     phases, device = Phases(START, compiles=compiles), TracedDevice()
     on_host = device_type == "cpu"
-    recorder = Recorder(device, phases, on_host=on_host, rounding=1 if on_host else CUDA_ROUNDING)
+    recorder = Recorder(device, phases, on_host=on_host, rounding=1 if on_host else UNIT)
     degrees = recipe.parallelism.degrees(nodes, workers)
     gc.collect()
     with (

@@ -17,7 +17,7 @@ from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hardware import CPU, GPU, CPUSpeed
 from meshrunner.runner.ledger.allocations import Phase
 from meshrunner.runner.predict.record.trace_events import Collective, EventRecorded, Operator, StreamWaitedForEvent
-from meshrunner.runner.predict.timing.rates import device_rates
+from meshrunner.runner.predict.timing.rates import CPURates, GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 from meshrunner.runner.predict.workload import trace_workload
 from tests.composed import config, experiment
@@ -102,7 +102,7 @@ SPEED = CPUSpeed(
 
 
 def test_nothing_overlaps_on_a_processor() -> None:
-    clock = SimulatedClock(device_rates(CPU(kind="cpu", speed=SPEED), "fp32", 2))
+    clock = SimulatedClock(CPURates(CPU(kind="cpu", speed=SPEED)))
     forward = Phase(0, "forward", 0)
     clock.take(Operator("aten::mm", "matmul", 0, forward, 10**9, "float32", 1000))  # 10 ms and 1
     clock.take(EventRecorded(0, 0))
@@ -118,12 +118,12 @@ def test_nothing_overlaps_on_a_processor() -> None:
 
 
 def test_ranks_wait_for_the_slowest() -> None:
-    of_cpu = device_rates(CPU(kind="cpu", speed=SPEED), "fp32", 2)
+    of_cpu = CPURates(CPU(kind="cpu", speed=SPEED))
     assert of_cpu.waiting_s(1, 1.0) == 0
     assert of_cpu.waiting_s(2, 1.0) == pytest.approx(0.01 / math.pi**0.5, rel=0.05)
     assert of_cpu.waiting_s(4, 1.0) == pytest.approx(0.01 * 1.0294, rel=0.05)
     assert of_cpu.waiting_s(4, 4.0) == 2 * of_cpu.waiting_s(4, 1.0)
-    assert device_rates(hardware(), "tf32", 8).waiting_s(4, 1.0) == 0
+    assert GPURates(hardware(), "tf32", 8).waiting_s(4, 1.0) == 0
 
 
 def test_zero_constants_stay_zero() -> None:

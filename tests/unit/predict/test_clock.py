@@ -19,7 +19,7 @@ from meshrunner.runner.predict.record.trace_events import (
     StreamWaitedForEvent,
     TraceEvent,
 )
-from meshrunner.runner.predict.timing.rates import GPURates, device_rates
+from meshrunner.runner.predict.timing.rates import GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 
 FORWARD, NORM, OPTIMIZER = Phase(0, "forward", 0), Phase(0, "update"), Phase(0, "optimizer")
@@ -62,7 +62,7 @@ def gather(ms: float, stream: int = NETWORK, ranks: tuple[int, ...] = (0, 1)) ->
 
 
 def clock(*entries: TraceEvent, **efficiency: float) -> SimulatedClock:
-    made = SimulatedClock(device_rates(gpu(**efficiency), "tf32", 8))
+    made = SimulatedClock(GPURates(gpu(**efficiency), "tf32", 8))
     for entry in entries:
         made.take(entry)
     return made
@@ -97,7 +97,7 @@ def test_an_operator_takes_its_arithmetic_or_its_traffic(operator: Operator, exp
 
 
 def test_fp32_matmuls_use_the_given_rate() -> None:
-    exact = SimulatedClock(device_rates(gpu(), "fp32", 8))
+    exact = SimulatedClock(GPURates(gpu(), "fp32", 8))
     exact.take(product(3, dtype="float32"))
     assert ms(exact.done_at(0)) == 12
 
@@ -240,7 +240,7 @@ def test_a_hundred_thousand_entries_take_less_than_a_second() -> None:
         Freed(allocation),
     ] * 100
     log: list[TraceEvent] = ([*block, *[gather(1, ranks=ranks)] * 6]) * 165
-    run = SimulatedClock(device_rates(gpu(), "tf32", 8))
+    run = SimulatedClock(GPURates(gpu(), "tf32", 8))
     began = time.process_time()
     for entry in log:
         run.take(entry)

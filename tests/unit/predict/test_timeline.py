@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.ledger.allocations import CATEGORIES, PARTS, START, Allocation, Phase
+from meshrunner.runner.ledger.allocations import CATEGORIES, END, START, Allocation, Phase
 from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.record.trace_events import Allocated, EventLog, Freed, Operator
 from meshrunner.runner.predict.replay.page.render import PAGE, write_page
@@ -121,7 +121,8 @@ def test_peak_equals_the_predicted_peak(trace: Trace) -> None:
 def test_parts_follow_the_order_of_a_step(trace: Trace) -> None:
     found = timeline(points_without_allocator(trace.events, trace.last_step), 0, 0, EVERY_POINT)
     names = [part.name for part in found.parts]
-    assert list(dict.fromkeys(names)) == list(PARTS[1:]), "the optimizer's, too, which allocates nothing"
+    parts = ["forward", "loss", "backward", END, "update", "optimizer"]
+    assert list(dict.fromkeys(names)) == parts, "the optimizer's, too, which allocates nothing"
     assert found.parts[0].begins == 0 and found.parts[-1].ends == found.points[-1].at
     assert all(one.ends == other.begins for one, other in pairwise(found.parts))
     # With accumulation each micro batch goes through the blocks.
