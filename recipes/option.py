@@ -4,8 +4,6 @@ A config group, such as `model`, has a base class, `Model`. Its options are subc
 keys. Option modules import torch only inside functions, so that most configurations are checked without torch.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import sys
@@ -108,7 +106,7 @@ class Option(Section):
         return _blank, (type(self).__module__, type(self).__qualname__), self.__getstate__()
 
     @classmethod
-    def resolve(cls, kind: Any) -> type[Option]:
+    def resolve(cls, kind: Any) -> "type[Option]":
         """Return the class that `kind` names. Raise PydanticCustomError with a suggested name if there is no such class."""
         if not isinstance(kind, str):
             raise PydanticCustomError("kind_type", f"expected a name, got {kind!r}")

@@ -128,8 +128,7 @@ def constant(hardware: GPU | CPU, key: str) -> float:
 
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
-    """
-    Return a copy of `hardware` with constants multiplied by `factors`, which are keyed by constant. No constant exceeds its
+    """Return a copy of `hardware` with constants multiplied by `factors`, which are keyed by constant. No constant exceeds its
     `most`. A coupled constant without its own factor gets the factor of the constant that names it in `coupled`.
     """
     for each in (*OF_GPU, *OF_CPU):

@@ -261,8 +261,7 @@ def other_workload(run: Run, baseline: Run) -> str:
 
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
-    """
-    Return `Comparison.scaling`. Among rows that differ only in SCALES, the first with the fewest devices is the reference.
+    """Return `Comparison.scaling`. Among rows that differ only in SCALES, the first with the fewest devices is the reference.
 
     WPS uses wall-clock time, even on CPUs. CPU time would omit the time that processes spend waiting for each other.
     """

@@ -124,8 +124,7 @@ class Run:
 
     @property
     def round(self) -> tuple[Path, str]:
-        """
-        The round of a sweep in which the run was executed. Runs that belong to no round have a value of their own.
+        """The round of a sweep in which the run was executed. Runs that belong to no round have a value of their own.
 
         A round executes every combination of the sweep once. Seeds and repeats that were typed as varying values are no rounds.
         """
@@ -210,8 +209,7 @@ class Row:
 
 
 def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None) -> list[Run]:
-    """
-    Return the runs in run and sweep directories, in the order given and without duplicates. Sort a sweep's runs by name.
+    """Return the runs in run and sweep directories, in the order given and without duplicates. Sort a sweep's runs by name.
 
     `read` reads one run: `read_run` (default) or `glance`. Raise ConfigError if a directory is missing or contains no run.
     """

@@ -1,23 +1,19 @@
 """Choose and sort the rows of a comparison (one per combination of settings): `--where parallelism=fsdp2 --sort mfu --top 10`."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from meshrunner.recipes.config_keys import flatten, same_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
+from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.figures import FIGURES, PREDICTION, higher_is_better, number
 from meshrunner.runner.rundir import parse_yaml
-
-if TYPE_CHECKING:
-    from meshrunner.runner.compare.comparison import Comparison
 
 CONDITION = re.compile(r"\s*(?P<key>[^\s=<>!]+)\s*(?P<operator>!=|<=|>=|=|<|>)\s*(?P<value>.*\S)\s*", re.DOTALL)
 ORDERS: dict[str, Callable[[Any, Any], bool]] = {
@@ -94,8 +90,7 @@ def parsed(typed: str) -> Filter:
 
 
 def named(name: str, fields: Mapping[str, Field], option: str) -> str:
-    """
-    Return the full name of a field, given its full name or its last part. Raise ConfigError if `name` is unknown or ambiguous.
+    """Return the full name of a field, given its full name or its last part. Raise ConfigError if `name` is unknown or ambiguous.
 
     If several fields end in `name`, prefer a field that has a column in the table, and prefer measured to predicted figures.
     """
@@ -135,8 +130,8 @@ def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> lis
 
 
 def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[int]:
-    """
-    Return the indices of rows, sorted by the field named `by`. Figures start with the best value, other fields with the smallest.
+    """Return the indices of rows, sorted by the field named `by`. Figures start with the best value, other fields with the
+    smallest.
 
     A minus before the name reverses the order. Numbers sort before text. Rows without a value always come last.
     """

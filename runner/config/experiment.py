@@ -1,9 +1,7 @@
 """The configuration of a run as a frozen `Experiment`, built from a plain dict. The checks do not import torch."""
 
-from __future__ import annotations
-
 import os
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -62,7 +60,7 @@ class Launch(Section):
         return int(self.env[THREADS]) if THREADS in self.env else None
 
     @model_validator(mode="after")
-    def _one_number_of_threads(self) -> Launch:
+    def _one_number_of_threads(self) -> Self:
         if THREADS in self.env and self.threads not in ("auto", int(self.env[THREADS])):
             raise PydanticCustomError(
                 "threads",

@@ -1,7 +1,5 @@
 """The `hardware` group: peak FLOP/s, memory and bandwidths of a device. MFU and memory percentages are relative to them."""
 
-from __future__ import annotations
-
 import re
 from typing import ClassVar
 
@@ -81,7 +79,7 @@ class Hardware(Option):
         "gpu": "meshrunner.runner.config.hardware:GPU",
     }
 
-    def found(self, device_name: str, memory_gib: float) -> Hardware | None:
+    def found(self, device_name: str, memory_gib: float) -> "Hardware | None":
         """Return the option with a device's rates: this one, or if hardware=auto, the match in conf/hardware; None if unknown."""
         return self
 

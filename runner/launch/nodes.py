@@ -1,7 +1,5 @@
 """Find this node's rank among a run's nodes, and exchange heartbeats and outcomes between nodes through the run directory."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading
@@ -9,7 +7,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.devices import node_devices
@@ -92,7 +90,7 @@ class Peers:
         self.seen: dict[int, tuple[NodeRecord, float]] = {}
         self.lock, self.beating = threading.Lock(), ExitStack()
 
-    def __enter__(self) -> Peers:
+    def __enter__(self) -> Self:
         if self.others:
             self.publish()
             self.beating.enter_context(heartbeat(lambda: self.publish(beat=self.record.beat + 1), NODE_HEARTBEAT_S))

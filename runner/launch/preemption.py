@@ -5,8 +5,6 @@ workers and the forkserver ignore it). Or SLURM sends SIGUSR1 to the batch shell
 writes a file into the run directory. Or the run's parent process, SLURM's step daemon, is killed.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -15,7 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from meshrunner.recipes.errors import Interrupted
 from meshrunner.runner.console import warn
@@ -54,7 +52,7 @@ class Preemption:
     def requested(self) -> bool:
         return self.shared is not None and bool(self.shared[0])
 
-    def __enter__(self) -> Preemption:
+    def __enter__(self) -> Self:
         if self.in_job:
             self._before = {name: signal.signal(name, self._on_signal) for name in STOP_REQUESTS}
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_REQUESTS)

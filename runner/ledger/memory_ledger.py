@@ -8,12 +8,10 @@
 allocator's own history instead, because it has more detail. Predictions use a ledger on meta tensors.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -61,7 +59,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         self._by_storage: dict[int, tuple[Allocation, weakref.ref[UntypedStorage]]] = {}
         self._undo = ExitStack()
 
-    def __enter__(self) -> MemoryLedger:
+    def __enter__(self) -> Self:
         resize_before = UntypedStorage.resize_
 
         # FSDP frees parameters by resizing, and no mode intercepts that.

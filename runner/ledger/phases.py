@@ -1,10 +1,8 @@
 """Track which phase a training run is in: the step, the part of the step such as backward, and the block of the network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +43,7 @@ class Phases:
         self.step += 1
         self._enter("forward")
 
-    def __enter__(self) -> Phases:
+    def __enter__(self) -> Self:
         def look_for_network(module: nn.Module, _: Any) -> None:
             if isinstance(module, Network):
                 any_module.remove()

@@ -84,8 +84,7 @@ def largest_block_bytes(trace: Trace) -> int | None:
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
-    """
-    Return the model with only its first blocks, among them a block of each class in `classes`.
+    """Return the model with only its first blocks, among them a block of each class in `classes`.
 
     If the model cannot be shortened, return it whole, or raise ConfigError if it has more than MOST_BLOCKS blocks.
     """

@@ -20,8 +20,7 @@ BORDERLINE: Answer = "borderline"
 DOES_NOT_FIT: Answer = "does not fit"
 NOT_PLANNED: Answer = "not planned"
 NEEDS_VALUES = re.compile(r"meta\b(?!-pytorch)|fake impl", re.IGNORECASE)
-"""
-Pattern of errors that only the meta device causes: an operator has no meta kernel, or code reads the values of a meta tensor.
+"""Pattern of errors that only the meta device causes: an operator has no meta kernel, or code reads the values of a meta tensor.
 The pattern excludes `meta-pytorch`. Every error message of the compiler ends with a URL that contains this word.
 """
 

@@ -85,8 +85,7 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
 
 
 def temporary_folder() -> str:
-    """
-    Return the folder for the forkserver's socket and other temporary files. Raise ConfigError if no folder can be created.
+    """Return the folder for the forkserver's socket and other temporary files. Raise ConfigError if no folder can be created.
 
     The first call creates the folder. The command removes the folder on exit. If the command is killed, the forkserver does.
     """

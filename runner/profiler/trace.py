@@ -1,7 +1,5 @@
 """Implements profiler=trace: a Chrome trace of each chosen rank, and its shares of compute, communication and idle time."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -30,7 +28,7 @@ class TraceProfile(Windowed):
     profile_memory: bool
     """Whether to record allocated memory as a counter in the trace."""
 
-    def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> TraceSession:
+    def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> "TraceSession":
         return TraceSession(self, run, run_dir, context.rank)
 
 

@@ -1,5 +1,4 @@
-"""
-Read and write run directories (the files of one run) and sweep directories (the runs of a sweep).
+"""Read and write run directories (the files of one run) and sweep directories (the runs of a sweep).
 
 A public name's module is imported when the name is first used. Tab completion and `--help` thus start fast, without pydantic.
 """

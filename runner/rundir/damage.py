@@ -33,8 +33,7 @@ RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
 
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
-    """
-    Return a message about the first damaged file ("" if none), and the other files' records: {Status: ..., Summary: ...}.
+    """Return a message about the first damaged file ("" if none), and the other files' records: {Status: ..., Summary: ...}.
 
     Only the files in `names` are read. A missing file does not count as damaged.
     """

@@ -16,8 +16,8 @@ TYPICAL_ROW = 1 << 10
 
 
 class StepRow(dict[str, float | None]):
-    """
-    A row of events.jsonl: figures (measured numbers) of one step, keyed by name such as `train/loss`. Unknown figures are None.
+    """A row of events.jsonl: figures (measured numbers) of one step, keyed by name such as `train/loss`. Unknown figures are
+    None.
 
     Rows are not validated with pydantic, because a run may have a million rows and validation would be slower than parsing.
     """
@@ -83,8 +83,7 @@ def last_rows(run_dir: Path, count: int) -> list[StepRow]:
 
 
 def read_events(run_dir: Path) -> list[StepRow]:
-    """
-    Return one row per step of a run, ordered by step.
+    """Return one row per step of a run, ordered by step.
 
     If a run resumes from the checkpoint of step 10, the new row of step 11 replaces the old rows of steps 11, 12, ...
     """

@@ -63,8 +63,7 @@ def sweep_damage(sweep_dir: Path) -> str:
 
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
-    """
-    Add runs to a sweep's sweep.json and runs.txt. `added`: (directory name, overrides) of each run, in order of execution.
+    """Add runs to a sweep's sweep.json and runs.txt. `added`: (directory name, overrides) of each run, in order of execution.
 
     An adaptive sweeper calls this once per batch. A restarted sweep adds its runs again; runs already listed are skipped.
     """

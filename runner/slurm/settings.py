@@ -1,13 +1,11 @@
 """The keys of `hydra/launcher=slurm`, and the nodes that a run requests from SLURM."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -94,7 +92,7 @@ class Slurm(Section):
     """Whether to print the sbatch script without submitting a job, as --dry-run does."""
 
     @classmethod
-    def read(cls, launcher: dict[str, Any]) -> Slurm:
+    def read(cls, launcher: dict[str, Any]) -> Self:
         """Check and return the settings in the section `hydra.launcher`. Raise a ConfigError that lists all invalid keys."""
         try:
             return cls.model_validate({key: value for key, value in launcher.items() if key != "_target_"})

@@ -1,12 +1,11 @@
 """The live table of a sweep on a terminal. All states and figures are read from the run directories."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -69,7 +68,7 @@ class LiveTable(Tally):
         """Cells of runs that had ended before, as far as they were shown."""
         self._drawn = 0.0
 
-    def __enter__(self) -> LiveTable:
+    def __enter__(self) -> Self:
         self._live.start()
         self._draw()
         return self

@@ -1,11 +1,10 @@
 """The progress of a sweep: the number of finished runs, the remaining time, the fastest run, and a printed line for each run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Self
 
 from meshrunner.runner.compare.runs import Run, glance
 from meshrunner.runner.console import Slow, duration, one_line, say
@@ -92,8 +91,7 @@ def speed_of(run: Run) -> float | None:
 
 
 class RunLines(Tally):
-    """
-    Prints a line for each run that has ended, in place of the live table. The class has the same methods as LiveTable.
+    """Prints a line for each run that has ended, in place of the live table. The class has the same methods as LiveTable.
 
     Example: `#3 fsdp2 full: completed, 1,086 WPS per device, 0.60 GiB host, loss 5.0710 (4 of 12, about 2m10s left)`
     """
@@ -104,7 +102,7 @@ class RunLines(Tally):
         self.steps = steps
         self._slow = Slow()
 
-    def __enter__(self) -> RunLines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,14 +1,12 @@
 """Reads the data that trackers log about runs and sweeps: settings, and facts outside the settings, such as the device."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from meshrunner.recipes.config_keys import affecting, differences, flatten
 from meshrunner.recipes.errors import ConfigError
@@ -46,7 +44,7 @@ class RunRecord:
     """Hexadecimal id of the run, the same for all attempts."""
 
     @classmethod
-    def load(cls, run_dir: Path) -> RunRecord:
+    def load(cls, run_dir: Path) -> Self:
         """Read a run directory. Write a new `run_id` to tracker.json if the file has none."""
         run_dir = run_dir.resolve()
         choices = read_overrides(run_dir).choices
@@ -87,7 +85,7 @@ class SweepRecord:
     """Id under which trackers store the table. A resumed sweep keeps the id."""
 
     @classmethod
-    def load(cls, sweep_dir: Path) -> SweepRecord:
+    def load(cls, sweep_dir: Path) -> Self:
         """Read a sweep directory. Raise ConfigError if it contains no readable run."""
         from meshrunner.runner.compare.comparison import compare_sweep
         from meshrunner.runner.compare.export import records

@@ -69,8 +69,7 @@ class BlockPool:
         del self.free[bisect_left(self.free, (block.size, block.address))]
 
     def best_fit(self, size: int) -> MemoryBlock | None:
-        """
-        Remove and return the smallest free block of at least `size` bytes. Among equal sizes, take the lowest address.
+        """Remove and return the smallest free block of at least `size` bytes. Among equal sizes, take the lowest address.
 
         Unmapped memory behind a block counts as part of it. A segment's last mapped block thus is the largest and used last.
         """
@@ -145,8 +144,7 @@ class Segments:
 
 
 class ExpandableSegments(Segments):
-    """
-    Set of expandable segments, one per pool (`expandable_segments:True`).
+    """Set of expandable segments, one per pool (`expandable_segments:True`).
 
     A segment is a huge address range, whose pages are mapped on demand. A page that is entirely free can be unmapped,
     so that another pool can use its memory.

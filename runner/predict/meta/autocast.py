@@ -1,10 +1,8 @@
 """Adds autocast to the meta device, where torch has none. A TorchFunctionMode casts arguments like autocast on a GPU or CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -34,13 +32,13 @@ FP32_ON_CUDA = FP32_ON_CPU | {
 class _Autocast(TorchFunctionMode):
     """Autocast context on meta. Like torch.autocast, it casts each parameter once and keeps the result until the context ends."""
 
-    def __init__(self, dtype: torch.dtype | None, active: list[_Autocast], *, on_cuda: bool) -> None:
+    def __init__(self, dtype: torch.dtype | None, active: "list[_Autocast]", *, on_cuda: bool) -> None:
         """Create a context that casts to `dtype`, or not at all if it is None. `active`: all open contexts, innermost last."""
         super().__init__()
         self.dtype, self.active, self.on_cuda = dtype, active, on_cuda
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __enter__(self) -> _Autocast:
+    def __enter__(self) -> Self:
         self.active.append(self)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

@@ -25,8 +25,7 @@ LOOKUPS = {"index", "embedding", "gather", "index_select"}
 VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
 """Operators that return views although their schema does not say so."""
 READS_TO_INLINE = 4
-"""
-Threshold for results that several operators use. Inductor stores such a result if it is computed from more tensors than this.
+"""Threshold for results that several operators use. Inductor stores such a result if it is computed from more tensors than this.
 Otherwise, each of these operators computes the result again (`torch._inductor.config.realize_reads_threshold`).
 """
 

@@ -34,8 +34,7 @@ class InstantClock:
 
 @dataclass(frozen=True)
 class Replayed:
-    """
-    Memory of a replayed trace, in bytes. Peaks are those of the last step, or of the start-up if the trace has no step.
+    """Memory of a replayed trace, in bytes. Peaks are those of the last step, or of the start-up if the trace has no step.
 
     Cached memory that earlier steps left is still reserved in the last step, so `peak_reserved` includes it.
     """
