@@ -1,4 +1,4 @@
-"""The table, Markdown, JSON, CSV, the page, W&B and `meshrunner.load` say the same verdicts."""
+"""The terminal, Markdown, JSON, CSV, the page, W&B and `meshrunner.load` say the same verdicts."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ import io
 import json
 from pathlib import Path
 
+import pytest
+
 from meshrunner import load
 from meshrunner.runner.compare.comparison import compare_sweep
 from meshrunner.runner.compare.export import as_csv, as_json
 from meshrunner.runner.compare.findings import findings
 from meshrunner.runner.compare.page.write import write_page
-from meshrunner.runner.compare.table import markdown
+from meshrunner.runner.compare.table import markdown, print_table
 from meshrunner.runner.trackers.description import SweepRecord
 from tests.run_dirs import make_run, write
 
 ROWS = (("fsdp1", 100.0, 5.0, 40.0), ("fsdp2", 110.0, 5.0, 30.0), ("hsdp2", 100.5, 5.5, 40.0))
 
 
-def test_every_form_says_the_same(tmp_path: Path) -> None:
+def test_every_form_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = tmp_path / "sweep"
     names = []
     for i, (layout, wps, loss, gib) in enumerate(ROWS):
@@ -47,6 +51,10 @@ def test_every_form_says_the_same(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     write_page(comparison, page)
     shown = {"Markdown": markdown(comparison), "page": html.unescape(page.read_text().partition("<script")[0])}
+    monkeypatch.setattr("meshrunner.runner.compare.table.on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "400")
+    print_table(comparison)
+    shown["terminal"] = capsys.readouterr().out
     for form, text in shown.items():
         for row, mark in zip(rows[1:], ("", " ~"), strict=True):
             assert f"{row['speed_vs_baseline_pct']:+.1f}%{mark}" in text, form
