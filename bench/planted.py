@@ -1,4 +1,4 @@
-"""A model whose forward pass does extra work: `model.kind=bench.planted:Planted +launch.env.EXTRA=ROWS`."""
+"""A model whose forward pass does extra work: `model.kind=bench.planted:Planted +launch.env.EXTRA=COUNT`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.model.transformer import Transformer
 
-WIDTH = 128
+ROWS, WIDTH = 32, 128
 
 
 class Planted(Llama):
-    """Llama that also multiplies a matrix of EXTRA rows by a square matrix in every forward pass, and discards the result."""
+    """Llama that also multiplies two matrices EXTRA times in every forward pass, and discards the results."""
 
     def network(self, seq_len: int) -> Transformer:
         network = super().network(seq_len)
@@ -28,4 +28,5 @@ def _multiply(module: nn.Module, given: object) -> None:
     import torch
 
     with torch.no_grad():
-        torch.ones(int(os.environ.get("EXTRA", "0")), WIDTH) @ torch.ones(WIDTH, WIDTH)
+        for _ in range(int(os.environ.get("EXTRA", "0"))):
+            torch.ones(ROWS, WIDTH) @ torch.ones(WIDTH, WIDTH)

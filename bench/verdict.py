@@ -20,8 +20,8 @@ BUSY = 2
 TWIN_TRIES, PLANTED_TRIES = 20, 10
 PLANTED = 0.04
 """Additional time of a planted step, as a fraction."""
-ROWS = 4000
-"""Rows of the extra matmul in the calibration."""
+CALIBRATION = 300
+"""Number of extra matmuls in the calibration: many, so that the calibrated number of matmuls is exact."""
 MODEL = [
     "hardware=cpu",
     *("launch.workers=1", "launch.threads=1", "parallelism=single"),
@@ -32,7 +32,7 @@ MODEL = [
         "model.ffn_dim=384",
         "model.vocab_size=512",
     ),
-    *("data=random", "seq_len=128", "micro_batch=2", "steps=80", "tracker=none", "sweep.devices=2"),
+    *("data=random", "seq_len=128", "micro_batch=2", "steps=240", "tracker=none", "sweep.devices=2"),
     "sweep.max_repeat=12",
 ]
 """Overrides of all runs. The two runs of a round execute at the same time, so that other processes slow both alike."""
@@ -48,14 +48,13 @@ def verdict(folder: Path) -> None:
             row, _ = _sweep(folder, "TWIN=a,b", 3)
             alike += row["within_noise"]
             print(f"twins {i}: {_said(row)}; no difference in {alike} of {i} tries", flush=True)
-        _, ratios = _sweep(folder, f"EXTRA=0,{ROWS}", 5)
-        rows = round(ROWS * PLANTED / math.expm1(fmean(ratios)))
-        print(
-            f"calibration: {ROWS} rows take {100 * math.expm1(fmean(ratios)):.1f}%, so {rows} are planted", flush=True
-        )
+        _, ratios = _sweep(folder, f"EXTRA=0,{CALIBRATION}", 5)
+        count = round(CALIBRATION * PLANTED / math.expm1(fmean(ratios)))
+        slower = 100 * math.expm1(fmean(ratios))
+        print(f"calibration: {CALIBRATION} matmuls take {slower:.1f}%, so {count} are planted", flush=True)
         found, all_ratios = 0, list[float]()
         for i in range(1, PLANTED_TRIES + 1):
-            row, ratios = _sweep(folder, f"EXTRA=0,{rows}", "auto")
+            row, ratios = _sweep(folder, f"EXTRA=0,{count}", "auto")
             all_ratios += ratios
             found += not row["within_noise"] and row["speed_vs_baseline_pct"] < 0
             print(f"planted {i}: {_said(row)} after {len(ratios)} rounds; found in {found} of {i} tries", flush=True)
