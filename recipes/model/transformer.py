@@ -17,8 +17,17 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
-class RMSNorm(nn.RMSNorm):
-    """torch's RMSNorm (Zhang and Sennrich 2019), with a tensor-parallel style."""
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension (Zhang and Sennrich 2019)."""
+
+    # Not derived from nn.RMSNorm: with compile=whole_model, `plan` could not trace it.
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
         """Return SequenceParallel if the sequence is sharded, else no style. Each rank then has the weight's full gradient."""
