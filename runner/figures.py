@@ -112,7 +112,7 @@ FIGURES: tuple[Figure, ...] = (
            "tokens of the step / (its wall-clock time x devices). The time from one reading of metrics to the next includes "
            "reading but no saving, and is divided among the steps in proportion to `perf/step_time_s`", higher_is_better=True),
     Figure("perf/wps_error", "", "", NUMBER, "once", "", "standard error of `perf/wps_median` relative to it: how far the "
-           "medians of eight successive parts of the run scatter. A trend over the run and single slow steps do not count"),
+           "medians of eight successive parts of the run scatter. A trend over the run and single slow steps count little"),
     Figure("plan/perf/wps", "tok/s per device", "WPS, predicted", speed, "once", "median",
            "`perf/wps` as `sweep.preflight` predicted it before the run started", higher_is_better=True, predicts="perf/wps"),
     Figure("perf/tokens_per_cpu_s", "tokens / CPU second", "tokens per CPU-second", speed, "median", "median min max",

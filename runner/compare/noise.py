@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from statistics import fmean, median, variance
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshrunner.runner.rundir import repeat_number
@@ -93,13 +92,14 @@ class Noise:
         rows: Mapping[Hashable, Values],
         pairs: Iterable[Pair] = (),
         looks: float = 1,
-        errors: Mapping[Any, Sequence[float]] = MappingProxyType({}),
+        errors: Mapping[Any, Sequence[float]] | None = None,
     ) -> None:
         """Take the values of each row, keyed by name. Skip values that are not positive. pairs: (row, baseline); looks: factor
         of Bonferroni for the number of times that the sweep tests the table; errors: relative standard errors of the values."""
         self.pairs, self.looks = tuple(pairs), looks
         self.rows = [{key: math.log(value) for key, value in row.items() if value > 0} for row in rows.values()]
-        self.least = [fmean(error**2 for error in errors.get(name) or (0.0,)) for name in rows]
+        self.least = [fmean(error**2 for error in (errors or {}).get(name) or (0.0,)) for name in rows]
+        """Smallest variance of a run of each row."""
         self.index = {name: i for i, name in enumerate(rows)}
         shared = Counter(key for row in self.rows for key in row)
         self.rounds = {key: i for i, key in enumerate(key for key, count in shared.items() if count > 1)}
@@ -146,11 +146,11 @@ class Noise:
         if min(len(a), len(b)) < REPEATS:
             return None
         # Welch's t-test: the runs share no rounds.
-        share_a = max(variance(a.values()), self.least[i]) / len(a)
-        share_b = max(variance(b.values()), self.least[j]) / len(b)
+        one, other = variance(a.values()), variance(b.values())
+        share_a, share_b = one / len(a), other / len(b)
         freedom = share_a**2 / (len(a) - 1) + share_b**2 / (len(b) - 1)
-        error = share_a + share_b
-        freedom = error**2 / freedom if freedom > 0 else 1.0
+        freedom = (share_a + share_b) ** 2 / freedom if freedom > 0 else 1.0
+        error = max(one, self.least[i]) / len(a) + max(other, self.least[j]) / len(b)
         return Difference(fmean(a.values()) - fmean(b.values()), math.sqrt(error), freedom)
 
     def _within_rounds(self, i: int, j: int) -> Difference:
@@ -158,9 +158,10 @@ class Noise:
         own = fit.cells[[i, j]] / fit.cells[[i, j]].sum(1, keepdims=True)
         contrast = own[0] - own[1]
         rounds = contrast @ fit.inverse @ contrast
-        one, other = fit.variances[i], fit.variances[j]
+        one, other = max(fit.variances[i], self.least[i]), max(fit.variances[j], self.least[j])
         square = one / fit.cells[i].sum() + other / fit.cells[j].sum() + (one + other) / 2 * rounds
         freedom = fit.freedom
+        one, other = fit.variances[i], fit.variances[j]
         if fit.row_freedom < freedom and one + other > 0:  # Satterthwaite
             freedom = min(freedom, (one + other) ** 2 / (one**2 + other**2) * fit.row_freedom)
         return Difference(float(fit.effects[i] - fit.effects[j]), math.sqrt(square), float(freedom))
@@ -197,7 +198,7 @@ class Noise:
                 prior = 2 / spread
                 variances[several] *= (prior + share * own) / (prior + share)
                 row_freedom = min(freedom, prior + share.mean())
-        return _Fit(cells, inverse, effects, np.maximum(variances, self.least), freedom, row_freedom)
+        return _Fit(cells, inverse, effects, variances, freedom, row_freedom)
 
     def visible(self, times: int = 1) -> float | None:
         """Return the smallest difference in percent that a test detects with the probability POWER; None if nothing is tested.

@@ -136,7 +136,8 @@ def summarise(
                 known = [value for row in chosen.get(statistic, measured) if (value := row.get(figure.key)) is not None]
                 found[key] = OVER_STEPS[statistic](known) if known or statistic == "sum" else None
     for key in ("perf/wps", "perf/tokens_per_cpu_s"):
-        found[figures.error_key(key)] = relative_error([row.get(key) or 0.0 for row in measured])
+        known = [value for row in measured if (value := row.get(key)) is not None]
+        found[figures.error_key(key)] = relative_error(known)
     first = this_attempt[0].get("time") if this_attempt else None
     found["perf/time_to_first_step_s"] = None if first is None or started is None else first - started
     return Summary.model_validate(found)
@@ -145,8 +146,9 @@ def summarise(
 def relative_error(values: Sequence[float]) -> float | None:
     """Return the standard error of the median of successive values, relative to it; None if a value is not positive.
 
-    The differences between the medians of successive parts show the noise within a run (von Neumann 1941), but no trend. Their
-    median absolute value gives their standard deviation, as if they were normally distributed, and ignores outliers.
+    The differences between the medians of successive parts show the noise within a run (von Neumann 1941), and little of a trend:
+    one of 10% over the run counts as an error of 0.5%. Their median absolute value gives their standard deviation, as if they
+    were normally distributed. It ignores outliers if a part has several values.
     """
     parts = min(PARTS, len(values))
     if parts < 2 or min(values) <= 0:

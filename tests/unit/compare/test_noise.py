@@ -117,6 +117,20 @@ def test_runs_that_agree_by_chance_are_no_more_exact_than_their_steps(shared: bo
     assert found.p_value > 0.2
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_lower_bound_of_the_noise_lowers_no_p_value(shared: bool) -> None:
+    """A noisy row and two that agree by chance, and that have, as their steps show, the same noise."""
+    generator = np.random.default_rng(1)
+    for _ in range(50):
+        logs = generator.normal(0, [[0.02], [1e-6], [1e-6]], (3, 3)) + np.array([[0.0], [0.04], [0.02]])
+        rows = {
+            i: {k if shared else (i, k): math.exp(each) for k, each in enumerate(row)} for i, row in enumerate(logs)
+        }
+        without, bounded = Noise(rows), Noise(rows, errors={key: [0.02] for key in range(3)})
+        for pair in ((1, 0), (2, 0), (2, 1)):
+            assert (bounded.p_value(*pair) or 0) >= (without.p_value(*pair) or 0) - 1e-12
+
+
 def test_holm() -> None:
     assert holm([0.01, None, 0.04, 0.03]) == pytest.approx([0.03, None, 0.06, 0.06], nan_ok=True)
     assert holm([]) == []

@@ -61,6 +61,14 @@ def test_the_error_of_a_median_is_that_of_many_runs(steps: int, correlation: flo
     assert 0.75 < math.sqrt(fmean(error**2 for error in errors)) / stdev(medians) < 1.6
 
 
+def test_a_step_without_a_value_leaves_the_error_of_the_others() -> None:
+    speeds = [100.0, 101.0, 99.0, 103.0, 100.0, 98.0, 101.0, 100.0, 102.0]
+    rows = [row(i, wps=wps) for i, wps in enumerate(speeds, 1)]
+    complete = summarise(rows, 0, 0.0, 1).figures["perf/wps_error"]
+    rows.insert(4, StepRow(row(10) | {"perf/wps": None}))
+    assert complete and summarise(rows, 0, 0.0, 1).figures["perf/wps_error"] == complete
+
+
 @pytest.mark.parametrize("values", [[], [3.0], [3.0, 0.0, 2.0]])
 def test_an_unknown_error_of_a_median(values: list[float]) -> None:
     assert relative_error(values) is None
