@@ -179,8 +179,7 @@ def pack(
         file.truncate(progress.tokens * progress.itemsize)  # drop tokens that a killed producer did not record
         file.seek(0, 2)
         recorded = 0.0
-        for batch in batches(documents):
-            texts = [text for text, _ in batch if text]
+        for texts, empty, position in text_batches(documents):
             ids = tokenizer.encode(texts, add_eos=True, num_threads=threads)
             packed = np.fromiter(chain.from_iterable(ids), dtype=progress.dtype).tobytes()
             file.write(packed)
@@ -192,13 +191,13 @@ def pack(
                 progress,
                 tokens=progress.tokens + len(packed) // progress.itemsize,
                 documents=progress.documents + len(texts),
-                empty=progress.empty + len(batch) - len(texts),
+                empty=progress.empty + empty,
                 corpus=corpus,
                 crc=zlib.crc32(packed, progress.crc),
             )
             if time.monotonic() - recorded > RECORD_INTERVAL_S:
                 file.flush()
-                progress = replace(progress, state=batch[-1][1])
+                progress = replace(progress, state=position)
                 entry.write(progress)
                 recorded = time.monotonic()
     progress = replace(progress, state={}, complete=True)
@@ -206,18 +205,23 @@ def pack(
     return progress
 
 
-def batches(documents: Iterator[tuple[str, Position]]) -> Iterator[list[tuple[str, Position]]]:
-    """Group documents into lists of about BATCH_CHARACTERS characters. An empty document counts as one character."""
-    batch: list[tuple[str, Position]] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += max(1, len(document[0]))
+def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[list[str], int, Position]]:
+    """Group texts into lists of about BATCH_CHARACTERS characters. Yield each list, the number of empty texts that were left out
+    of it, and the position after it."""
+    batch: list[str] = []
+    size = empty = 0
+    position: Position = {}
+    for text, position in documents:
+        if text:
+            batch.append(text)
+            size += len(text)
+        else:
+            empty += 1
         if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+            yield batch, empty, position
+            batch, size, empty = [], 0, 0
+    if batch or empty:
+        yield batch, empty, position
 
 
 def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
