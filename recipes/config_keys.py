@@ -1,4 +1,4 @@
-"""Flatten and compare configurations. Look up the effects (class Affects) of changing a key, such as an effect on speed."""
+"""Flatten, search and compare configurations. Look up the effects (class Affects) of changing a key, such as one on speed."""
 
 import importlib
 from collections.abc import Iterator
@@ -15,6 +15,15 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat
+
+
+def value_at(values: Any, path: str) -> Any:
+    """Return the value at a dotted path in nested mappings, or `...` if the path does not exist."""
+    for part in path.split(".") if path else ():
+        if not isinstance(values, dict) or part not in values:
+            return ...
+        values = values[part]
+    return values
 
 
 def same_value(one: Any, other: Any) -> bool:

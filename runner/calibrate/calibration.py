@@ -18,7 +18,7 @@ from meshrunner.runner.config import consistency
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.hardware import CPU, GPU, Calibrated, CPUSpeed
-from meshrunner.runner.console import one_line
+from meshrunner.runner.console import counted, one_line
 from meshrunner.runner.predict import trace_workload, why
 
 SPEED_OF_CPU = {
@@ -146,7 +146,7 @@ def _candidate(name: str, row: Row) -> _Candidate:
 def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
     if combinations < FEWEST:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
-        many = f"{combinations} combination{'s' * (combinations != 1)}"
+        many = counted(combinations, "combination")
         raise ConfigError(
             f"calibrate: {many} with a measured speed, but at least {FEWEST} are needed{':' if reasons else ''}{reasons}"
         )

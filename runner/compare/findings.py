@@ -9,6 +9,7 @@ from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS, Noise
 from meshrunner.runner.compare.parity import BATCH, short
 from meshrunner.runner.compare.runs import Row
+from meshrunner.runner.console import counted
 from meshrunner.runner.figures import figure_of, number
 
 LISTED = 3
@@ -146,9 +147,9 @@ def _against(comparison: Comparison) -> Iterator[str]:
         else:
             gain = f"{title} {size}" + (f", of which {noise} within noise" if noise else "")
         untested = len(pairs) - len(tested)
-        more = f"; {_count(untested, 'more pair')} not tested" if untested else ""
+        more = f"; {counted(untested, 'more pair')} not tested" if untested else ""
         unlike = sum(each.other == "batch" for each in pairs)
-        more += f"; the global batch differs in {_count(unlike, 'pair')}" if unlike else ""
+        more += f"; the global batch differs in {counted(unlike, 'pair')}" if unlike else ""
         yield f"{value} against {baseline}: {gain}{more}{''.join(_further(pairs))}"
 
 
@@ -171,12 +172,12 @@ def _losses(comparison: Comparison) -> str:
             kinds.setdefault(against.verdict.kind, []).append((row, against))
     pairs = sum(map(len, kinds.values()))
     unlike = sum(each is not None and each.verdict.why == BATCH for each in comparison.against)
-    rest = f"{_count(unlike, 'pair')} not comparable: {BATCH}" if unlike else ""
+    rest = f"{counted(unlike, 'pair')} not comparable: {BATCH}" if unlike else ""
     if not pairs:
         return f"Losses of {rest}" if rest else ""
     bad = {"differs": "Losses differ", "different data": "The data is not the same"}
     parts = [
-        f"{words} in {len(kinds[kind])} of {_count(pairs, 'pair')}: "
+        f"{words} in {len(kinds[kind])} of {counted(pairs, 'pair')}: "
         + first_of([comparison.name(row) for row, _ in kinds[kind]], LISTED)
         for kind, words in bad.items()
         if kind in kinds
@@ -186,9 +187,9 @@ def _losses(comparison: Comparison) -> str:
     largest = max(each.verdict.difference or 0.0 for same in kinds.values() for _, each in same)
     how = "are identical" if set(kinds) == {"identical"} else f"agree (largest difference {short(f'{largest:.1e}')})"
     where = (
-        f"{pairs} of {_count(pairs + unlike, 'pair')}; {rest}"
+        f"{pairs} of {counted(pairs + unlike, 'pair')}; {rest}"
         if rest
-        else f"{'all ' * (pairs > 1)}{_count(pairs, 'pair')}"
+        else f"{'all ' * (pairs > 1)}{counted(pairs, 'pair')}"
     )
     return f"Losses {how} in {where}"
 
@@ -209,10 +210,6 @@ def _without_result(comparison: Comparison) -> str:
 def _trouble(row: Row) -> str:
     """Return the state of a row's first run that ended without completing; "" if there is no such run."""
     return next((run.state for run in row.runs if run.state not in ("completed", "pending", "running")), "")
-
-
-def _count(many: int, what: str) -> str:
-    return f"{many} {what}{'s' * (many != 1)}"
 
 
 class _Pattern(NamedTuple):

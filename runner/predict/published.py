@@ -8,6 +8,7 @@ from typing import NamedTuple
 from meshrunner.recipes.model.llama import Llama, MoE
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
+from meshrunner.runner.console import counted
 from meshrunner.runner.rundir import parse_yaml
 
 
@@ -43,10 +44,10 @@ def stated_error(experiment: Experiment, hardware: GPU | CPU) -> tuple[float, st
     for each in regimes() if dense else ():
         if each[:2] == kind and each.shortest <= tokens <= each.longest and nodes <= each.nodes:
             span = f"{each.shortest:,} to {each.longest:,}" if each.shortest < each.longest else f"{each.longest:,}"
-            runs = f"{each.runs} published {kind[1]} runs on {kind[0]} ({span} tokens, at most {_nodes(each.nodes)})"
+            runs = f"{each.runs} published {kind[1]} runs on {kind[0]} ({span} tokens, at most {counted(each.nodes, 'node')})"
             return each.speed_pct, f"uncalibrated; predictions of {runs} were off by up to {each.speed_pct:g}%"
     pct = max(each.speed_pct for each in regimes())
-    run = f"{'' if dense else f'{model.kind} in '}{kind[1]} on {kind[0]}, {tokens:,} tokens, {_nodes(nodes)}"
+    run = f"{'' if dense else f'{model.kind} in '}{kind[1]} on {kind[0]}, {tokens:,} tokens, {counted(nodes, 'node')}"
     others = f"predictions of other published runs were off by up to {pct:g}%"
     return pct, f"uncalibrated; never compared with a published run ({run}); {others}"
 
@@ -55,7 +56,3 @@ def stated_error(experiment: Experiment, hardware: GPU | CPU) -> tuple[float, st
 def regimes() -> list[Regime]:
     """Return the regimes in published.yaml."""
     return [Regime(**each) for each in parse_yaml(Path(__file__).with_suffix(".yaml").read_text())]
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count != 1)}"

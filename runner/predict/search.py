@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshrunner.recipes.config_keys import flatten
+from meshrunner.recipes.config_keys import value_at
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import check_on_devices
@@ -68,9 +68,12 @@ def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, 
         return found[value].verdict.answer == FITS
 
     config = _composed([*overrides, f"{key}=1"])
-    given = flatten(_composed(overrides)).get(key, "not set")
+    given = value_at(_composed(overrides), key)
     if isinstance(given, bool) or not (given is None or given == "auto" or isinstance(given, int)):
-        raise ConfigError(f"plan: --max searches whole numbers, but {key} is {given}; use a key such as micro_batch")
+        value_given = "not set" if given is ... else given
+        raise ConfigError(
+            f"plan: --max searches whole numbers, but {key} is {value_given}; use a key such as micro_batch"
+        )
     value = largest(fits, allowed)
     if not found:
         check_on_devices(config)  # raises ConfigError with the reason why 1 is not allowed

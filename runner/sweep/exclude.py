@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, OverrideType, Sweep
 from hydra.errors import HydraException
 
-from meshrunner.recipes.config_keys import flatten, same_value
+from meshrunner.recipes.config_keys import flatten, same_value, value_at
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.config.compose import Composed
@@ -31,7 +31,7 @@ class ExcludeCondition(NamedTuple):
         choices = composed.overrides["choices"]
         if self.key in choices:
             return any(choices[self.key] in (text, value) for text, value in self.values.items())
-        here = flatten(composed.config).get(self.key, ...)
+        here = value_at(composed.config, self.key)
         return any(same_value(value, here) for value in self.values.values())
 
 

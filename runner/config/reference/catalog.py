@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic_core import PydanticCustomError, to_jsonable_python
 
+from meshrunner.recipes.config_keys import value_at
 from meshrunner.recipes.option import Option, Section
 from meshrunner.runner import shipped
 from meshrunner.runner.config.experiment import Experiment
@@ -139,15 +140,6 @@ def matching(word: str, keys: Iterable[Key]) -> list[Key]:
 def plain(name: str) -> str:
     """Strip list indices and a tracker's name from a key's name: `wrap.rules[0].match` becomes `wrap.rules.match`."""
     return MEMBER.sub("tracker", INDEX.sub("", name))
-
-
-def value_at(values: Any, path: str) -> Any:
-    """Return the value at a dotted path in nested mappings, or `...` if the path does not exist."""
-    for part in path.split(".") if path else ():
-        if not isinstance(values, dict) or part not in values:
-            return ...
-        values = values[part]
-    return values
 
 
 def in_words(schema: dict[str, Any], definitions: dict[str, Any], *, whole: bool = False) -> str:

@@ -4,8 +4,9 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from meshrunner.recipes.config_keys import value_at
 from meshrunner.runner import shipped
-from meshrunner.runner.config.reference.catalog import Key, in_yaml, lacks, plain, value_at
+from meshrunner.runner.config.reference.catalog import Key, in_yaml, lacks, plain
 from meshrunner.runner.console import in_two_columns, paragraph
 
 MANY = 4

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic_core import PydanticCustomError
 
+from meshrunner.recipes.config_keys import value_at
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Option, did_you_mean
 from meshrunner.runner import shipped
@@ -121,6 +122,6 @@ def _explain_hydra(name: str) -> str:
     nearest = max((key for key in known if f"{full}.".startswith(f"{key}.") and key != "hydra"), key=len, default="")
     if not nearest:
         return ""
-    value = catalog.value_at(shipped.top_level(), full)
+    value = value_at(shipped.top_level(), full)
     default = f"\n{in_two_columns([('default', explain.value_text(value))])}" if value is not ... else ""
     return f"{full}\n{paragraph(known[nearest])}{default}"

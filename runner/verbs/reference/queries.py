@@ -16,6 +16,7 @@ def answered(composer: Composer) -> bool:
     helped = composer.helped()
     if helped is None:
         return composer.answer_query()
+    from meshrunner.recipes.config_keys import value_at
     from meshrunner.runner import shipped
     from meshrunner.runner.commands import COMMANDS
     from meshrunner.runner.commands.usage import describe
@@ -31,7 +32,7 @@ def answered(composer: Composer) -> bool:
         parts += explain.explain_configuration(config | {"hydra": hydra}, keys, chosen)
         for group, about in ABOUT.items():
             parts.append(f"{group}: {about}\n{in_two_columns([('options:', ', '.join(shipped.options(group)))])}")
-        values = [(key, catalog.value_at({"hydra": hydra}, key)) for key in LISTED]
+        values = [(key, value_at({"hydra": hydra}, key)) for key in LISTED]
         parts.append(in_two_columns(((f"{key} = {catalog.in_yaml(value)}", HYDRA[key]) for key, value in values), 0))
         say("\n\n".join(parts))
     return True

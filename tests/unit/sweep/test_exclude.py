@@ -36,6 +36,8 @@ def combination(**choices: Any) -> Composed:
     [
         ("micro_batch=1", True),
         ("micro_batch=1.0", True),
+        ("compile={fullgraph: true}", True),
+        ("compile={fullgraph: false}", False),
         ("micro_batch=true", False),
         ("micro_batch='1'", False),
         ("micro_batch=2,1", True),
