@@ -67,6 +67,12 @@ TABLE = [
         instead="compile.mode=max-autotune-no-cudagraphs, or parallelism=ddp",
     ),
     Conflict(
+        when=lambda r, p, d: r.compile.records_cuda_graphs and r.accumulation(d.data)[1] > 1,
+        where="compile.mode",
+        reason="reduce-overhead and max-autotune replay CUDA graphs, which overwrite the gradients of earlier micro batches",
+        instead="compile.mode=max-autotune-no-cudagraphs, or a micro_batch of global_batch / data-parallel ranks",
+    ),
+    Conflict(
         when=lambda r, p, d: (
             max(d.tensor, p.expert) > 1 and r.compile.is_partitioned and r.activation_checkpoint.kind == "memory_budget"
         ),

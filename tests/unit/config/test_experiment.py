@@ -154,6 +154,16 @@ def test_all_problems_are_listed_together() -> None:
         ),
         (["compile=per_block", "compile.mode=reduce-overhead"], 2, "use compile.mode=max-autotune-no-cudagraphs, or"),
         (["compile=per_block", "compile.mode=max-autotune", "parallelism=fsdp1"], 2, "replay CUDA graphs"),
+        (
+            ["parallelism=ddp", "compile=per_block", "compile.mode=reduce-overhead", "micro_batch=2", "global_batch=8"],
+            2,
+            "use compile.mode=max-autotune-no-cudagraphs, or a micro_batch of global_batch / data-parallel ranks",
+        ),
+        (
+            ["parallelism=single", "compile=whole_model", "compile.mode=max-autotune", "global_batch=8"],
+            1,
+            "overwrite the gradients of earlier micro batches",
+        ),
         (["parallelism=fsdp1_tp", "model.tie_embeddings=true"], 4, "FSDP1 does not keep parameters tied"),
         (["parallelism=fsdp2_tp", "seq_len=255"], 4, "parallelism.tensor does not divide seq_len"),
         (["model.freeze=[nothing.*]"], 2, "'nothing.*' matches no parameter"),
