@@ -1,6 +1,10 @@
 """Find the devices of this node, and the devices that a prediction is for. Import torch only if a GPU driver exists."""
 
+import ctypes
 import os
+import re
+from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,12 +46,44 @@ class NodeDevices(NamedTuple):
 
 
 def gpu_count() -> int:
-    """Return the number of GPUs that torch can use. Do not import torch if no driver's device file exists."""
+    """Return the number of GPUs that torch can use. Importing torch takes seconds, so try NVML first."""
     if not any(driver.exists() for driver in DRIVERS):
         return 0
+    if (count := _count_with_nvml()) is not None:
+        return count
     import torch
 
     return torch.cuda.device_count()
+
+
+def _count_with_nvml() -> int | None:
+    """Return the number of visible NVIDIA GPUs, as `torch.cuda.device_count` does. Return None if the driver's library NVML is
+    missing or fails, torch is built for other devices, or CUDA_VISIBLE_DEVICES holds UUIDs."""
+    visible, torch_spec = os.environ.get("CUDA_VISIBLE_DEVICES"), find_spec("torch")
+    folders = torch_spec.submodule_search_locations if torch_spec else None
+    if not folders or not Path(folders[0], "lib", "libtorch_cuda.so").exists():
+        return None
+    if visible is not None and visible.startswith(("GPU-", "MIG-")):
+        return None
+    count = ctypes.c_int()
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    if visible is None:
+        return count.value
+    named: list[int] = []
+    for each in visible.split(","):
+        digits = re.match("[+-]?[0-9]+", each.strip())  # CUDA reads `1gpu` as 1
+        index = int(digits[0]) if digits else -1
+        if index in named:
+            return 0  # CUDA then hides all GPUs
+        if index < 0:
+            break
+        named.append(index)
+    return len([*takewhile(lambda index: index < count.value, named)])
 
 
 def visible_gpus() -> list[str]:
