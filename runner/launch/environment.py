@@ -11,10 +11,10 @@ from typing import Any
 from meshrunner.recipes.determinism import CUBLAS_WORKSPACE
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import is_secret
-from meshrunner.recipes.storage import cache_dir
 from meshrunner.runner.config import launch_env
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.launch.compile_cache import compile_caches
 from meshrunner.runner.rundir import Environment
 
 PACKAGES = "meshrunner torch hydra-core omegaconf pydantic datasets sentencepiece numpy wandb mamba-ssm megatron-fsdp"
@@ -26,7 +26,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
     """Return the workers' environment variables. Values in `launch.env` override exported values, and both override defaults."""
     own = experiment.launch.env
     given = dict(os.environ) | own
-    defaults = {"TORCHINDUCTOR_CACHE_DIR": str(cache_dir() / "inductor")}
+    defaults = compile_caches(given)
     if device_type == "cuda":
         # If a setting is given under several names, torch may ignore the one in `own`, so remove the others.
         others = {name: value for name, value in given.items() if name not in launch_env.ALLOCATOR}

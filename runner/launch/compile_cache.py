@@ -1,0 +1,48 @@
+"""Choose the folder in which the workers of this node cache compiled code."""
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from meshrunner.recipes.storage import cache_dir
+
+LOCAL = "bcachefs btrfs ecryptfs ext2 ext3 ext4 f2fs jfs overlay ramfs rootfs tmpfs xfs zfs"
+"""File systems on disks or in memory of this node. Any other file system may be shared with other nodes, or slow."""
+MOUNTS = Path("/proc/self/mounts")
+
+
+def compile_caches(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that set the folders of inductor and Triton. `variables`: environment of the workers.
+
+    All ranks of all nodes write compiled code when a run starts. On a network file system this is slow, and renaming or locking
+    files may fail. If the cache directory may be on one, return a private folder on a disk of this node.
+    """
+    usual = cache_dir()
+    temporary = (parent for parent in (variables.get("TMPDIR"), "/tmp", "/var/tmp") if parent)
+    own = () if _is_local(usual) else (_private(Path(parent)) for parent in temporary if _is_local(Path(parent)))
+    folder = next(filter(None, own), usual)
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_HOME": str(folder)}
+
+
+def _is_local(folder: Path) -> bool:
+    """Return whether a folder is on a file system of this node, according to the most specific mount point that contains it."""
+    mounted: dict[str, str] = {}  # a later mount hides an earlier one at the same point
+    for line in MOUNTS.read_text(errors="surrogateescape").splitlines():
+        _, point, kind, *_ = line.split(" ")
+        mounted[re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), point)] = kind
+    path = folder.resolve()
+    return next((mounted[str(each)] for each in (path, *path.parents) if str(each) in mounted), "") in LOCAL.split()
+
+
+def _private(parent: Path) -> Path | None:
+    """Create a folder that only this user may access. Return None if that fails, or if another user owns the folder."""
+    folder = parent / f"meshrunner-{os.getuid()}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return folder
+    return None
