@@ -74,15 +74,10 @@ def _count_with_nvml() -> int | None:
         return None
     if visible is None:
         return count.value
-    named: list[int] = []
-    for each in visible.split(","):
-        digits = re.match("[+-]?[0-9]+", each.strip())  # CUDA reads `1gpu` as 1
-        index = int(digits[0]) if digits else -1
-        if index in named:
-            return 0  # CUDA then hides all GPUs
-        if index < 0:
-            break
-        named.append(index)
+    starts = (re.match("[+-]?[0-9]+", each.strip()) for each in visible.split(","))  # CUDA reads `1gpu` as 1
+    named = [*takewhile(lambda index: index >= 0, (int(start[0]) if start else -1 for start in starts))]
+    if len(named) > len(set(named)):
+        return 0  # CUDA hides all GPUs if one is named twice
     return len([*takewhile(lambda index: index < count.value, named)])
 
 

@@ -1,12 +1,15 @@
 """Build the workers' environment variables and the content of environment.json (versions, devices, variables, `auto` values)."""
 
+from __future__ import annotations
+
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.determinism import CUBLAS_WORKSPACE
 from meshrunner.recipes.errors import ConfigError
@@ -14,8 +17,12 @@ from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.config import launch_env
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.console import one_line
 from meshrunner.runner.launch.compile_cache import compile_caches
 from meshrunner.runner.rundir import Environment
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = "meshrunner torch hydra-core omegaconf pydantic datasets sentencepiece numpy wandb mamba-ssm megatron-fsdp"
 RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "SLURM_")
@@ -47,6 +54,30 @@ def apply_allocator_settings() -> None:
         torch._C._accelerator_setAllocatorSettings(settings)
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"{name}={settings}: {str(error).splitlines()[0]}") from error
+
+
+def fall_back_to_fixed_segments(device: torch.device) -> str | None:
+    """Allocate the first block on a GPU. If the GPU, such as some virtual GPUs, cannot expand segments, use fixed segments.
+
+    Return a warning if this function changed the settings of the allocator, else None.
+    """
+    import torch
+
+    name, settings = launch_env.allocator_setting(os.environ)
+    fixed = re.sub(r"(expandable_segments\s*:\s*)True", r"\1False", settings)
+    try:
+        torch.empty(1, device=device)
+    except RuntimeError as error:
+        if fixed == settings:
+            raise
+        torch._C._accelerator_setAllocatorSettings(fixed)
+        torch.empty(1, device=device)
+        os.environ[name] = fixed
+        return (
+            f"the segments of this GPU's memory cannot be expanded ({one_line(str(error).splitlines()[0])}), so this run used "
+            f"{fixed}; set launch.env.{name}={fixed} so that `plan` predicts the same"
+        )
+    return None
 
 
 def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> Environment:

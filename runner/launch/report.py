@@ -18,8 +18,9 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
     """Print a run's figures to stdout if `row`. Print the reason and the log's end to stderr if the run did not complete."""
     if summary is None:
         return
+    environment = Environment.peek(run_dir / ENVIRONMENT)
     if row and (outcome.state == "completed" or summary.figures.get("perf/wps_median") is not None):
-        chosen = options_in_force(read_overrides(run_dir).choices, Environment.read(run_dir / ENVIRONMENT))
+        chosen = options_in_force(read_overrides(run_dir).choices, environment)
         cells = {group: chosen[group] for group in SHOWN if group in chosen} | row_cells(summary)
         lines = lines_of([Column(title, [text]) for title, text in cells.items()])
         if len(lines[0]) > console().width:  # one figure per line
@@ -29,8 +30,8 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
         if summary.figures.get("perf/mfu_median") is not None:
             peak = f"the {summary.peak_rate} peak of {summary.device}"
             say(f"MFU is relative to {summary.peak_tflops:,.4g} TFLOP/s, {peak}")
-    if summary.peak_remark:
-        warn(summary.peak_remark)
+    for remark in filter(None, (summary.peak_remark, environment.allocator_remark)):
+        warn(remark)
     for line in layout_remarks(summary):
         say(line)
     if empty := (summary.data or {}).get("empty_documents"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 import resource
 import sys
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from meshrunner.recipes.checkpoint.on_disk import FOLDER
 from meshrunner.recipes.errors import ConfigError, TooLarge
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.launch.environment import apply_allocator_settings
+from meshrunner.runner.config.launch_env import ALLOCATOR
+from meshrunner.runner.launch.environment import apply_allocator_settings, fall_back_to_fixed_segments
 from meshrunner.runner.process.cpu_binding import allowed_cpus, bind_to_gpu
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import Environment, RankError
@@ -52,17 +54,18 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
     torch.set_float32_matmul_precision(experiment.precision.fp32_matmul)
     kind = context.device_type
     device = torch.device("cpu") if kind == "cpu" else torch.device(kind, context.local_rank)
-    launch = experiment.launch
+    launch, fallback = experiment.launch, None
     if device.type == "cuda":
         if launch.bind == "auto":
             bind_to_gpu(context.local_rank, context.workers)
         apply_allocator_settings()
         torch.cuda.set_device(device)
+        fallback = fall_back_to_fixed_segments(device)
     elif not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in experiment.launch.env):
         _keep_freed_memory()
     minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1  # the launcher fails first, naming the rank
     _init_process_group(context, device, timedelta(minutes=minutes))
-    _record_cpus(run_dir, context)
+    _record_environment(run_dir, context, fallback)
     if launch.host_memory_gib is not None:
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         limit = held + int(launch.host_memory_gib * 2**30)
@@ -128,15 +131,21 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
     )
 
 
-def _record_cpus(run_dir: Path, context: WorkerContext) -> None:
-    """Record the CPUs that each worker may run on in environment.json: one list entry per rank."""
+def _record_environment(run_dir: Path, context: WorkerContext, fallback: str | None) -> None:
+    """Add to environment.json what only workers know: the CPUs that each rank may run on, and the settings of the allocator if
+    they had to change. `fallback`: this rank's warning from `fall_back_to_fixed_segments`."""
     import torch.distributed as dist
 
-    everyone = [""] * context.world_size
-    dist.all_gather_object(everyone, allowed_cpus())
+    everyone: list[Any] = [None] * context.world_size
+    dist.all_gather_object(everyone, (allowed_cpus(), fallback))
     if context.rank == 0:
+        known = Environment.read(run_dir / ENVIRONMENT)
+        facts: dict[str, Any] = {"cpus": [cpus for cpus, _ in everyone]}
+        if warnings := [warning for _, warning in everyone if warning]:
+            own = {name: os.environ[name] for name in ALLOCATOR if name in os.environ}
+            facts |= {"environment": known.environment | own, "allocator_remark": warnings[0]}
         with suppress(OSError):  # a full disk does not stop the run
-            (Environment.read(run_dir / ENVIRONMENT) | {"cpus": everyone}).write(run_dir / ENVIRONMENT)
+            (known | facts).write(run_dir / ENVIRONMENT)
 
 
 def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
+import torch
 
 from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.errors import ConfigError
@@ -10,10 +16,21 @@ from meshrunner.runner import cli
 from meshrunner.runner.config import devices
 from meshrunner.runner.config.devices import NodeDevices, node_devices
 from meshrunner.runner.config.launch_env import ALLOCATOR
-from meshrunner.runner.launch.environment import apply_allocator_settings, environment, worker_environment
+from meshrunner.runner.launch import worker
+from meshrunner.runner.launch.environment import (
+    apply_allocator_settings,
+    environment,
+    fall_back_to_fixed_segments,
+    worker_environment,
+)
+from meshrunner.runner.launch.outcome import Outcome
+from meshrunner.runner.launch.report import report
+from meshrunner.runner.process.worker_context import WorkerContext
+from meshrunner.runner.rundir import Environment, Summary
+from meshrunner.runner.rundir.files import ENVIRONMENT
 from tests.composed import experiment
 
-EXPANDABLE = "expandable_segments:True"
+EXPANDABLE, FIXED = "expandable_segments:True", "expandable_segments:False"
 
 
 @pytest.fixture(autouse=True)
@@ -104,8 +121,6 @@ def test_what_the_workers_have_is_recorded() -> None:
 
 
 def test_torch_is_handed_the_settings_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     handed: list[str] = []
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", handed.append)
     apply_allocator_settings()
@@ -122,3 +137,74 @@ def test_settings_that_torch_refuses_are_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:yes")
     with pytest.raises(ConfigError, match=r"^PYTORCH_ALLOC_CONF=expandable_segments:yes: Expected 'True' or 'False'"):
         apply_allocator_settings()
+
+
+class Device:
+    """A GPU of which the first `failing` allocations fail. `settings` are those that torch gets."""
+
+    def __init__(self, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.allocations, self.settings = 0, list[str]()
+
+        def allocate(*_: object, device: object) -> None:
+            assert device is self
+            self.allocations += 1
+            if self.allocations <= failing:
+                raise RuntimeError("CUDA driver error: operation not supported\nin cuMemCreate")
+
+        monkeypatch.setattr(torch, "empty", allocate)
+        monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", self.settings.append)
+
+    def fall_back(self) -> str | None:
+        return fall_back_to_fixed_segments(cast(torch.device, self))
+
+
+@pytest.mark.parametrize("name", ALLOCATOR)
+def test_gpus_that_cannot_expand_segments_get_fixed_segments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, f"max_split_size_mb:64,{EXPANDABLE}")
+    device = Device(1, monkeypatch)
+    warning = device.fall_back()
+    fixed = f"max_split_size_mb:64,{FIXED}"
+    assert device.settings == [fixed] and os.environ[name] == fixed and device.allocations == 2
+    assert warning and "(CUDA driver error: operation not supported), so this run used " in warning
+    assert f"set launch.env.{name}={fixed} so that" in warning and "cuMemCreate" not in warning
+
+
+def test_segments_stay_expandable_if_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", EXPANDABLE)
+    device = Device(0, monkeypatch)
+    assert device.fall_back() is None and device.settings == []
+    assert os.environ["PYTORCH_ALLOC_CONF"] == EXPANDABLE
+
+
+def test_gpus_that_cannot_allocate_at_all_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", EXPANDABLE)
+    with pytest.raises(RuntimeError, match="operation not supported"):
+        Device(2, monkeypatch).fall_back()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == EXPANDABLE
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", FIXED)
+    device = Device(1, monkeypatch)
+    with pytest.raises(RuntimeError, match="operation not supported"):
+        device.fall_back()
+    assert device.settings == []
+
+
+def test_the_settings_in_use_are_recorded_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / ENVIRONMENT
+    before = Environment(environment={"PYTORCH_ALLOC_CONF": EXPANDABLE, "NCCL_DEBUG": "INFO"})
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", FIXED)
+
+    def gathered(everyone: list[object], own: object) -> None:
+        everyone[:] = [own, ("2-3", others)]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
+    context = SimpleNamespace(rank=0, world_size=2)
+    for own, others, expected in ((None, None, EXPANDABLE), ("mine", None, FIXED), (None, "theirs", FIXED)):
+        before.write(path)
+        worker._record_environment(tmp_path, cast(WorkerContext, context), own)
+        found = Environment.read(path)
+        assert found.environment == {"PYTORCH_ALLOC_CONF": expected, "NCCL_DEBUG": "INFO"}
+        assert len(found.cpus) == 2 and found.allocator_remark == (own or others)
+        report(tmp_path, Outcome("completed", ""), Summary(state="completed"), row=False)
+        assert capsys.readouterr().err == (f"meshrunner: {own or others}\n" if own or others else "")
