@@ -1,7 +1,5 @@
 """Build the workers' environment variables and the content of environment.json (versions, devices, variables, `auto` values)."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -9,7 +7,7 @@ import socket
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshrunner.recipes.determinism import CUBLAS_WORKSPACE
 from meshrunner.recipes.errors import ConfigError
@@ -20,9 +18,6 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import one_line
 from meshrunner.runner.launch.compile_cache import compile_caches
 from meshrunner.runner.rundir import Environment
-
-if TYPE_CHECKING:
-    import torch
 
 PACKAGES = "meshrunner torch hydra-core omegaconf pydantic datasets sentencepiece numpy wandb mamba-ssm megatron-fsdp"
 RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "SLURM_")
@@ -56,11 +51,9 @@ def apply_allocator_settings() -> None:
         raise ConfigError(f"{name}={settings}: {str(error).splitlines()[0]}") from error
 
 
-def fall_back_to_fixed_segments(device: torch.device) -> str | None:
-    """Allocate the first block on a GPU. If the GPU, such as some virtual GPUs, cannot expand segments, use fixed segments.
-
-    Return a warning if this function changed the settings of the allocator, else None.
-    """
+def fall_back_to_fixed_segments(device: Any) -> str | None:
+    """Allocate the first block on a torch device. If it cannot expand segments, as some virtual GPUs cannot, use fixed segments
+    and return a warning."""
     import torch
 
     name, settings = launch_env.allocator_setting(os.environ)

@@ -6,6 +6,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from threading import Thread
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, candidates
 from meshrunner.recipes.errors import ConfigError, Interrupted, Moved
@@ -31,10 +32,12 @@ from meshrunner.runner.trackers.handle import Trackers
 _executions = count()
 
 
-def execute(run_dir: Path, *, force: bool = False, display: Display | None = None) -> tuple[Outcome, Summary | None]:
+def execute(
+    run_dir: Path, *, force: bool = False, display: Display | None = None, prediction: Thread | None = None
+) -> tuple[Outcome, Summary | None]:
     """Execute a run directory and record the outcome. Return the outcome and, on the first node, the summary. If `force`, resume
-    even if settings that affect the result have changed since the checkpoint. Raise ConfigError for wrong settings, and
-    AlreadyRunning if another process executes the run."""
+    even if settings that affect the result have changed since the checkpoint. The summary contains plan.json, which the thread
+    `prediction` may write. Raise ConfigError for wrong settings, and AlreadyRunning if another process executes the run."""
     config = read_config(run_dir)
     try:
         experiment = check(config)
@@ -77,8 +80,7 @@ def execute(run_dir: Path, *, force: bool = False, display: Display | None = Non
         if status is None and error is not None:
             raise error
         outcome = replace(peers.agree_on_outcome(outcome), interrupted=preemption.interrupted)
-        with blocked(INTERRUPTS):
-            summary = _record(run_dir, experiment, outcome, cold=next(_executions) == 0)
+        summary = _record(run_dir, experiment, outcome, prediction, cold=next(_executions) == 0)
         if tracking:
             tracking.finish_or_warn(f"the run is {outcome.state}")
     if not run_dir.is_dir():
@@ -144,12 +146,18 @@ def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Displa
         return launch(attempt, display.refresh)
 
 
-def _record(run_dir: Path, experiment: Experiment, outcome: Outcome, *, cold: bool) -> Summary:
+def _record(
+    run_dir: Path, experiment: Experiment, outcome: Outcome, prediction: Thread | None, *, cold: bool
+) -> Summary:
     """Write the run's final state and summary, and return the summary. Warn if a file cannot be written."""
-    write_error(run_dir, outcome)
-    try:
-        status = update_status(run_dir, state=outcome.state, reason=outcome.reason, ended=time.time())
-        return write_summary(run_dir, experiment.measure_after, status, cold=cold)
-    except OSError as error:
-        warn(f"cannot write the state '{outcome.state}' to {run_dir}: {error.strerror}")
-        return Summary(state=outcome.state, reason=outcome.reason)
+    if prediction is not None and outcome.state != "interrupted":
+        with suppress(Interrupted):  # Ctrl-C ends the wait; the run has ended already
+            prediction.join()
+    with blocked(INTERRUPTS):
+        write_error(run_dir, outcome)
+        try:
+            status = update_status(run_dir, state=outcome.state, reason=outcome.reason, ended=time.time())
+            return write_summary(run_dir, experiment.measure_after, status, cold=cold)
+        except OSError as error:
+            warn(f"cannot write the state '{outcome.state}' to {run_dir}: {error.strerror}")
+            return Summary(state=outcome.state, reason=outcome.reason)

@@ -5,20 +5,25 @@ If the prediction of a run fails or takes too long, the run starts anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshrunner.runner.config.devices import expected_device_type
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
-from meshrunner.runner.console import naming, one_line, warn
+from meshrunner.runner.console import counted, naming, one_line, warn
 from meshrunner.runner.predict import DOES_NOT_FIT, NOT_IN_TIME, NOT_PLANNED, Forecast, predict_all
-from meshrunner.runner.rundir import RESULTS, read_state
+from meshrunner.runner.rundir import RESULTS, PlanRecord, read_state
+from meshrunner.runner.rundir.files import PLAN
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from meshrunner.runner.sweep.combinations import Combination, SweepBatch, Target
 
+Progress = Callable[[int, int], object]
 BUDGET_S = 60.0
 """Maximum seconds that a sweep waits for predictions."""
 MAX_LISTED = 10
@@ -44,6 +49,13 @@ def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: 
     return plan
 
 
+def save_prediction(run_dir: Path, config: dict[str, Any], experiment: Experiment, workers: int) -> None:
+    """Predict a run that starts on this machine, and write plan.json to its directory. Threads may call this function."""
+    if plan := predict_single_run(config, experiment, workers, here=True):
+        with suppress(OSError):  # a full disk does not stop the run
+            PlanRecord.model_validate(plan).write(run_dir / PLAN)
+
+
 def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
     """Return the batch with predictions. Warn if a combination does not fit in memory. With preflight=skip, also skip it."""
     jobs = [
@@ -53,7 +65,9 @@ def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
         and wanted(job.experiment, here=target.here)
         and not all(read_state(run.run_dir) in RESULTS - {"skipped"} for run in job.runs)
     ]
-    found = predicted_plans([job.runs[0].config for job in jobs], [target.workers(job.experiment) for job in jobs])
+    configs, workers = [job.runs[0].config for job in jobs], [target.workers(job.experiment) for job in jobs]
+    with naming(f"predicting {counted(len(jobs), 'combination')}") as progress:
+        found = predicted_plans(configs, workers, progress)
     planned = {}
     for job, plan in zip(jobs, found, strict=True):
         reason = does_not_fit(plan) if job.experiment.sweep.preflight == "skip" else ""
@@ -62,7 +76,9 @@ def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
     return replace(batch, combinations=[planned.get(id(job), job) for job in batch.combinations])
 
 
-def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -> list[dict[str, Any]]:
+def predicted_plans(
+    configs: Sequence[dict[str, Any]], workers: Sequence[int], progress: Progress = lambda done, total: None
+) -> list[dict[str, Any]]:
     """Return the content of plan.json for each run, or {} with a warning if the prediction fails. `workers`: workers per node."""
     if not configs:
         return []
@@ -70,10 +86,8 @@ def predicted_plans(configs: Sequence[dict[str, Any]], workers: Sequence[int]) -
         config | {"launch": config["launch"] | {"workers": count}}
         for config, count in zip(configs, workers, strict=True)
     ]
-    many = f"{len(configs):,} combinations" if len(configs) > 1 else "memory and speed"
     try:
-        with naming(f"predicting {many}") as progress:
-            found = predict_all(resolved, active_only=True, within_s=BUDGET_S, progress=progress)
+        found = predict_all(resolved, active_only=True, within_s=BUDGET_S, progress=progress)
     except Exception as error:  # for example, the forkserver was killed or the disk is full
         found = [f"{type(error).__name__}: {error}"] * len(configs)
     verdicts = [each.verdict if isinstance(each, Forecast) else (NOT_PLANNED, each) for each in found]

@@ -29,12 +29,16 @@ def place(arguments: list[str]) -> int:
 def write_run(
     composed: Composed, workers_of: Callable[[Experiment], int], *, here: bool, dry_run: bool = False
 ) -> Experiment:
-    """Check and predict a run and, unless `dry_run`, write its directory. `here`: whether the run starts on this machine."""
+    """Check a run and, unless `dry_run`, write its directory. `here`: whether the run starts on this machine at once. If not,
+    also predict the run."""
     with naming("checking the configuration"):
         experiment = check(composed.config)
         workers = workers_of(experiment)
         fit_continuing(experiment, composed.run_dir, workers)
-    plan = predict_single_run(composed.config, experiment, workers, here=here)
+    plan = {}
+    if not here:
+        with naming("predicting memory and speed"):
+            plan = predict_single_run(composed.config, experiment, workers, here=False)
     if not dry_run:
         place_run(composed.config, composed.run_dir, composed.overrides, plan)
     return experiment

@@ -3,6 +3,7 @@
 import gc
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Thread
 
 from meshrunner.runner.console import naming
 from meshrunner.runner.process.forkserver import warm
@@ -37,12 +38,21 @@ def run(arguments: list[str]) -> int:
         from meshrunner.runner.verbs.launching.submit import submit_one
 
         return submit_one(composed)
+    from meshrunner.runner.config.devices import expected_device_type
     from meshrunner.runner.launch.nodes import workers_here
+    from meshrunner.runner.sweep.preflight import save_prediction
     from meshrunner.runner.verbs.launching.place import write_run
 
-    write_run(composed, workers_here, here=True)
+    experiment = write_run(composed, workers_here, here=True)
+    warm(experiment.launch.env)  # may replace the forkserver, which must not have children yet
+    predicted = composed.run_dir, composed.config, experiment, workers_here(experiment)
+    prediction = Thread(target=save_prediction, args=predicted, daemon=True)
+    prediction.start()
     _collect_again()
-    return execute_and_report(composed.run_dir)
+    if expected_device_type(experiment.hardware) == "cpu":  # the prediction would slow down workers on the same cores
+        with naming("predicting memory and speed"):
+            prediction.join()
+    return execute_and_report(composed.run_dir, prediction=prediction)
 
 
 def _collect_again() -> None:
@@ -51,12 +61,12 @@ def _collect_again() -> None:
     gc.enable()
 
 
-def execute_and_report(run_dir: Path, *, force: bool = False) -> int:
-    """Execute the run in a directory, print the result, and return the exit status."""
+def execute_and_report(run_dir: Path, *, force: bool = False, prediction: Thread | None = None) -> int:
+    """Execute the run in a directory, print the result, and return the exit status. The arguments are those of `execute`."""
     from meshrunner.runner.launch.execute import execute
     from meshrunner.runner.launch.outcome import exit_status
     from meshrunner.runner.launch.report import report
 
-    outcome, summary = execute(run_dir, force=force)
+    outcome, summary = execute(run_dir, force=force, prediction=prediction)
     report(run_dir, outcome, summary)
     return exit_status(outcome.state)
