@@ -14,7 +14,6 @@ from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
@@ -200,7 +199,7 @@ def train(
     run = prepare(recipe, meter, device, nodes, workers, checkpoints)
     recipe, step, consumed = run.recipe, run.done, run.consumed
     tokens = run.global_batch * recipe.seq_len
-    stop = repeat(False) if stop_requested is None else stop_agreement(stop_requested, dist.new_group(backend="gloo"))
+    stop = repeat(False) if stop_requested is None else stop_agreement(stop_requested)
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection within a step would count as step time; the meter collects between steps

@@ -145,6 +145,11 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
            "from the end of the previous step to the end of this one on the slowest rank, between events on CUDA. Waiting for "
            "data is included; reading metrics and saving are excluded", over_ranks="max", by_rank=True),
+    Figure("perf/compute_step_time_s", "s", "compute step time", SECONDS, "median", "median",
+           "`launch.emulate`: the step time as measured, in which collectives take no time", optional=True),
+    Figure("perf/communication_s", "s", "exposed communication, predicted", SECONDS, "median", "median",
+           "`launch.emulate`: predicted seconds per step in which compute waits for communication. `perf/step_time_s` is the "
+           "sum of it and `perf/compute_step_time_s`; both are null if the device's rates are unknown", optional=True),
     Figure("perf/data_time_s", "s", "", SECONDS, "median", "", "the part of the step spent waiting for the next batch",
            over_ranks="max", by_rank=True),
     Figure("perf/cpu_time_s", "s", "", SECONDS, "median", "", "user and system time of the step, summed over ranks",

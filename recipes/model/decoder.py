@@ -48,6 +48,9 @@ class Experts(Section):
     """Function that turns the router's logits into scores: a sigmoid of each logit, or a softmax over all experts."""
     normalize: bool = True
     """Whether to divide the weights of a token's experts by the sum of these weights, so that they add up to 1."""
+    routing: Literal["router", "balanced"] = "router"
+    """Choice of each token's experts; router: the experts with the best scores. balanced: all experts in turn, whatever the
+    scores, for measurements of speed with equal loads."""
     route_scale: float = Field(default=1.0, gt=0)
     """Factor by which the weights of a token's experts are multiplied."""
     balance: Literal["bias", "sequence_loss", "none"] = "bias"

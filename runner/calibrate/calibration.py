@@ -19,6 +19,7 @@ from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.hardware import CPU, GPU, Calibrated, CPUSpeed
 from meshrunner.runner.console import counted, one_line
+from meshrunner.runner.figures import figure_of
 from meshrunner.runner.predict import trace_workload, why
 
 SPEED_OF_CPU = {
@@ -32,6 +33,7 @@ SPEED_OF_CPU = {
 """Initial constants of a CPU for the fit. The initial matmul rate is ROUGH x the rate that the runs measured."""
 DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
 """Data-sheet rates of a GPU. They must be equal in all runs, because fitted constants are fractions of these rates."""
+COMPUTE = figure_of("perf/compute_step_time_s")
 FEWEST = 2
 ROUGH = 0.7
 """Guessed ratio of the matmul rate within a model to the rate of matmuls alone. The fit starts from this guess."""
@@ -95,7 +97,9 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
         except Exception as error:  # a user's model may raise anything
             left_out[each.name] = f"the model cannot be traced: {why(error)}"
         else:
-            runs.append(MeasuredRun(each.name, workload, each.wps))
+            runs.append(
+                MeasuredRun(each.name, workload, workload.tokens / each.compute_s if each.compute_s else each.wps)
+            )
     _check_enough(len(runs), left_out)
     fitted = fit(hardware, runs)
     errors = leave_one_out_errors(hardware, runs, fitted)
@@ -108,6 +112,9 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
 class _Candidate(NamedTuple):
     name: str
     wps: float
+    """Measured words per second and device; 0 if unknown, as it may be for an emulated rank."""
+    compute_s: float | None
+    """Measured seconds per step of an emulated rank, without communication; None if all ranks ran."""
     experiment: Experiment
     device: ExpectedDevices
     """Device of the run. A CPU's name includes the number of threads per worker, because its rates depend on that number."""
@@ -117,8 +124,9 @@ class _Candidate(NamedTuple):
 
 def _candidate(name: str, row: Row) -> _Candidate:
     """Return a combination of settings with its measured speed and device. Raise ConfigError if it cannot be used for a fit."""
-    wps = row.figures.get(WPS.summary_keys[0]) if row.completed else None
-    if not wps or wps < 0:
+    found = row.figures if row.completed else {}
+    wps, compute_s = found.get(WPS.summary_keys[0]) or 0.0, found.get(COMPUTE.summary_keys[0])
+    if (compute_s or wps) <= 0:
         raise ConfigError(row.reason or f"no speed was measured: {row.state}")
     run = row.completed[0]
     environment, summary = run.environment, run.summary
@@ -135,12 +143,12 @@ def _candidate(name: str, row: Row) -> _Candidate:
             raise ConfigError("the matmul rate of its processor was not measured")
         device_name = f"{summary.device}, {threads} thread{'s' * (threads > 1)} per worker"
         device = ExpectedDevices("cpu", None, device_name, 0.0, workers)
-        return _Candidate(name, wps, experiment, device, {f"{rate}_tflops": ROUGH * tflops})
+        return _Candidate(name, wps, compute_s, experiment, device, {f"{rate}_tflops": ROUGH * tflops})
     hardware = experiment.hardware.found(summary.device, summary.device_memory_gib or 0.0)
     if not isinstance(hardware, GPU):
         raise ConfigError(f"no option of the group `hardware` describes {summary.device}")
     device = ExpectedDevices("cuda", hardware, hardware.name, hardware.memory_gib, workers)
-    return _Candidate(name, wps, experiment, device, {})
+    return _Candidate(name, wps, compute_s, experiment, device, {})
 
 
 def _check_enough(combinations: int, left_out: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from meshrunner.runner.compare.comparison import WPS, Against, Comparison
-from meshrunner.runner.compare.keys import first_of, text
+from meshrunner.runner.compare.keys import emulated, first_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
 from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.runs import Row, Run
@@ -38,6 +38,7 @@ def columns(comparison: Comparison) -> list[Column]:
     found = []
     if any(row.state != "completed" for row in rows):
         found.append(Column("state", [row.state for row in rows]))
+    found.append(Column("emulated", [emulated(row.runs[0]) for row in rows]))
     found.append(Column("parameters", _parameters(rows)))
     for figure in table_figures():
         found.append(Column(figure.heading, [figure.cell(row.summaries) for row in rows], figure == comparison.speed))
@@ -118,6 +119,11 @@ def legend(comparison: Comparison) -> Iterator[str]:
         )
     if any(len(row.runs) > 1 for row in comparison.rows):
         yield "a row of several runs shows their median, their lowest p10 and highest p90, and their highest peaks"
+    if any(emulated(row.runs[0]) for row in comparison.rows):
+        yield (
+            "emulated: one device played this rank alone. Its compute and memory are measured, communication is predicted, and "
+            "there is no loss"
+        )
     completed = [run for row in comparison.rows for run in row.completed]
     yield from dict.fromkeys(filter(None, map(_few_steps, completed)))
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from meshrunner.runner.compare.comparison import NO_BASELINE, WPS, Against, Comparison, percent_more
-from meshrunner.runner.compare.keys import text
+from meshrunner.runner.compare.keys import emulated, text
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.console import printable
 from meshrunner.runner.rundir import VERDICT
@@ -15,16 +15,19 @@ from meshrunner.runner.rundir import VERDICT
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
 
-    `scaling_pct` is present if rows differ in number of devices, and `plan/verdict` if any run was predicted. If there is a
+    `scaling_pct` is present if rows differ in number of devices, `plan/verdict` if any run was predicted, and `emulated`
+    (such as `rank 0 of 64`) if a rank of any run was emulated. If there is a
     baseline, `speed` is the key of the figure that `speed_vs_baseline_pct`, `p_value` and `within_noise` compare. `p_value` and
     `within_noise` are null if the difference is not tested. `loss_why` explains a null `loss_verdict`. `runs` lists the repeats.
     """
     found = []
     scales = any(each is not None for each in comparison.scaling)
     visible = comparison.noise.visible()
+    emulates = any(emulated(row.runs[0]) for row in comparison.rows)
     planned = any(run.summary.verdict is not None for row in comparison.rows for run in row.counted)
     for row, against, scaling in zip(comparison.rows, comparison.against, comparison.scaling, strict=True):
         record: dict[str, Any] = {key: row.values.get(key) for key in comparison.keys}
+        record |= {"emulated": emulated(row.runs[0])} if emulates else {}
         record |= {"state": row.state, "reason": row.reason, **row.figures}
         record |= {"scaling_pct": scaling} if scales else {}
         record |= {VERDICT: row.counted[0].summary.verdict} if planned else {}

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from meshrunner.recipes.config_keys import affected_by, flatten
+from meshrunner.recipes.config_keys import affected_by, flatten, value_at
 from meshrunner.recipes.option import Affects
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.rundir import key_of
@@ -26,6 +26,12 @@ def _text_hash(run: Run) -> str | None:
     import hashlib  # imported here because `status` starts faster without hashlib
 
     return hashlib.blake2b(f"{data['tokenizer_hash']} {data['beginning_hash']}".encode(), digest_size=4).hexdigest()
+
+
+def emulated(run: Run) -> str:
+    """Return the rank that a run emulated, as `rank 0 of 64`; "" if every rank ran."""
+    rank = value_at(run.config, "launch.emulate")
+    return "" if rank in (None, ...) else f"rank {rank} of {run.summary.world_size or '?'}"
 
 
 FACTS: dict[str, Callable[[Run], Any]] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from meshrunner.recipes.config_keys import flatten
 from meshrunner.recipes.data.base import different_data
+from meshrunner.runner.compare.keys import emulated
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.figures import figure_of, number
@@ -88,6 +89,8 @@ def _by_seed(runs: Sequence[Run]) -> dict[Any, list[Run]]:
 
 def _incomparable(a: Run, b: Run) -> str:
     """Return the reason why the curves of two runs cannot be compared, or "" if they can be."""
+    if emulated(a) or emulated(b):
+        return "an emulated rank has no loss"
     for section in ("model", "data", "seq_len"):
         if a.config.get(section) != b.config.get(section):
             return f"different {section}"

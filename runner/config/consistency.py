@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from meshrunner.recipes import compatibility
 from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.recipes.parallelism.fsdp2 import NCCL_BUFFERS
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.validation import listed
 
@@ -21,6 +22,7 @@ def fit(experiment: Experiment, workers: int) -> None:
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
     found += experiment.activation_checkpoint.problems() + experiment.compile.problems()
     found += experiment.profiler.problems(experiment.profiled, experiment.launch.nodes * workers)
+    found += _emulation_problems(experiment, workers)
     try:
         degrees = layout.degrees(experiment.launch.nodes, workers)
         experiment.accumulation(degrees.data)
@@ -35,6 +37,28 @@ def fit(experiment: Experiment, workers: int) -> None:
             found.append(str(error))
     if found:
         raise Incompatible(listed("These settings do not go together:", found))
+
+
+def _emulation_problems(experiment: Experiment, workers: int) -> list[str]:
+    launch, layout, checkpoint = experiment.launch, experiment.parallelism, experiment.checkpoint
+    if launch.emulate is None:
+        return []
+    world, found = launch.nodes * workers, []
+    if launch.emulate >= world:
+        found.append(
+            f"launch.emulate({launch.emulate}): launch.nodes({launch.nodes}) x launch.workers({workers}) = {world}, so the last "
+            f"rank is {world - 1}"
+        )
+    if layout.untraceable() is not None or getattr(layout, "buffers", None) in NCCL_BUFFERS:
+        found.append(
+            "launch.emulate: parallelism=megatron_fsdp and buffers that NCCL allocates need a real process group; use fsdp2 with "
+            "buffers=dynamic, max_pool or scheduled"
+        )
+    if checkpoint.saves or checkpoint.load is not None:
+        found.append(
+            "checkpoint: the weights of an emulated rank mean nothing; use checkpoint=none, or launch.emulate=null"
+        )
+    return found
 
 
 def remarks(experiment: Experiment) -> list[str]:
@@ -62,7 +86,12 @@ def remarks(experiment: Experiment) -> list[str]:
 
 def _remarks(experiment: Experiment) -> list[str]:
     found = []
-    objective, precision = experiment.objective, experiment.precision
+    objective, precision, launch = experiment.objective, experiment.precision, experiment.launch
+    if launch.emulate is not None:
+        found.append(
+            f"rank {launch.emulate} is emulated: collectives return at once, so there is no loss and no gradient norm. Trackers "
+            "are off"
+        )
     if experiment.measure_after >= experiment.steps:
         found.append(
             f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}): the speed of this run "

@@ -12,6 +12,7 @@ from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.hardware import CPU, GPU, AutoHardware, Hardware
+from meshrunner.runner.console import counted
 from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
@@ -37,12 +38,20 @@ class ExpectedDevices(NamedTuple):
 
 
 class NodeDevices(NamedTuple):
-    """The devices that a run's workers use on one node, one worker per device."""
+    """The devices that a run's workers use on one node."""
 
     type: str
     workers: int
+    """Workers per node of the run's mesh."""
     threads: int
     """CPU threads of each worker."""
+    emulated: bool = False
+    """Whether one process plays one rank of the mesh (`launch.emulate`)."""
+
+    @property
+    def processes(self) -> int:
+        """Worker processes that this node starts, one per device."""
+        return 1 if self.emulated else self.workers
 
 
 def gpu_count() -> int:
@@ -96,10 +105,10 @@ def cores() -> int:
 
 def too_few_cores(devices: NodeDevices) -> str | None:
     """Return a warning if the workers have too few CPU cores to feed their GPUs, else None."""
-    if devices.type == "cpu" or cores() >= FEWEST_CORES * devices.workers:
+    if devices.type == "cpu" or cores() >= FEWEST_CORES * devices.processes:
         return None
     return (
-        f"{devices.workers} workers on GPUs, {cores()} CPU core{'s' * (cores() > 1)}: with fewer than {FEWEST_CORES} "
+        f"{counted(devices.processes, 'worker')} on GPUs, {counted(cores(), 'CPU core')}: with fewer than {FEWEST_CORES} "
         "for each, the GPUs wait for the CPU. Under SLURM request more with hydra.launcher.cpus_per_task or cpus_per_gpu"
     )
 
@@ -158,12 +167,13 @@ def node_devices(experiment: Experiment) -> NodeDevices:
             "`meshrunner doctor` lists the devices of this node"
         )
     workers = (gpus or CPU_WORKERS) if launch.workers == "auto" else launch.workers
-    if gpus and workers > gpus:
+    threads = launch.given_threads or max(1, cores() // workers)
+    found = NodeDevices("cuda" if gpus else "cpu", workers, threads, launch.emulate is not None)
+    if gpus and found.processes > gpus:
         raise Incompatible(
             f"launch.workers({workers}) is more than this node's {gpus} GPU{'s' * (gpus > 1)}; lower it, or use hardware=cpu"
         )
-    device_type = "cuda" if gpus else "cpu"
     for option in (experiment.precision, experiment.model, experiment.parallelism):
-        if reason := option.unsupported(device_type):
+        if reason := option.unsupported(found.type):
             raise Incompatible(reason)
-    return NodeDevices(device_type, workers, launch.given_threads or max(1, cores() // workers))
+    return found

@@ -43,6 +43,9 @@ class Launch(Section):
     """Environment variables of the workers, such as allocator, NCCL and CUDA settings. They override exported variables."""
     bind: Literal["auto", "none"] = "auto"
     """CPUs of a worker; auto: the CPUs close to its GPU (same NUMA domain) if they are at least 2 per worker; none: all CPUs."""
+    emulate: Annotated[int | None, whole(None, at_least=0)] = None
+    """Rank that one local device plays, without the other ranks; null: every rank is a process. Compute, allocations and start-up
+    are real. Collectives cost nothing, and their predicted time is added to the step time."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
@@ -51,6 +54,11 @@ class Launch(Section):
     """Maximum minutes until the first step is done, compilation included. A run that takes longer ends as `timeout`."""
     timeout_minutes: Minutes
     """Maximum minutes from one completed step to the next. A run that takes longer ends as `timeout`."""
+
+    @property
+    def nodes_used(self) -> int:
+        """Number of nodes that start workers: `nodes`, or 1 if a rank is emulated."""
+        return self.nodes if self.emulate is None else 1
 
     @property
     def given_threads(self) -> int | None:
@@ -133,6 +141,7 @@ class Experiment(Recipe):
         """Return the name and the size in GiB of the memory that one of `workers` has on a CPU."""
         if (limit := self.launch.host_memory_gib) is not None:
             return "a worker (launch.host_memory_gib)", limit
+        workers = workers if self.launch.emulate is None else 1
         memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers / 2**30
         return "this machine's memory" + (f" / {workers} workers" if workers > 1 else ""), memory_gib
 

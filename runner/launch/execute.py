@@ -44,7 +44,7 @@ def execute(
     except ConfigError as wrong:
         raise ConfigError(f"{run_dir / CONFIG}:\n{wrong}") from None
     warm(experiment.launch.env)  # do this first: it replaces a forkserver that was started without these variables
-    if (node := this_node(experiment.launch.nodes)).rank > 0:
+    if (node := this_node(experiment.launch.nodes_used)).rank > 0:
         return _execute_other_node(run_dir, experiment, node), None
     if display is None:
         say(f"run directory: {shown(run_dir)}")
@@ -70,7 +70,8 @@ def execute(
             elif status.attempt > 1:
                 say(f"{shows.whose(run_dir)}starts again at step 1: there is no checkpoint")
             (run_dir / ERROR).unlink(missing_ok=True)
-            tracking = Trackers(run_dir, experiment.tracker)
+            if experiment.launch.emulate is None:
+                tracking = Trackers(run_dir, experiment.tracker)
             attempt = Attempt(run_dir, experiment, devices, status.attempt, peers, preemption)
             alive = heartbeat(lambda: update_status(run_dir, heartbeat=time.time()))
             with alive, shows if isinstance(shows, ProgressLine) else nullcontext():

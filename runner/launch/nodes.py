@@ -64,7 +64,7 @@ def only_this_node(nodes: int) -> None:
 
 def workers_here(experiment: Experiment) -> int:
     """Return the number of workers that a run starts on this machine. Raise Incompatible if the run needs several nodes."""
-    only_this_node(experiment.launch.nodes)
+    only_this_node(experiment.launch.nodes_used)
     return node_devices(experiment).workers
 
 

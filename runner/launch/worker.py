@@ -64,7 +64,10 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
     elif not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in experiment.launch.env):
         _keep_freed_memory()
     minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1  # the launcher fails first, naming the rank
-    _init_process_group(context, device, timedelta(minutes=minutes))
+    if context.emulated:
+        join_fake_process_group(context)
+    else:
+        _init_process_group(context, device, timedelta(minutes=minutes))
     _record_environment(run_dir, context, fallback)
     if launch.host_memory_gib is not None:
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
@@ -78,7 +81,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
             device=device,
             nodes=context.node.count,
             workers=context.workers,
-            checkpoints=run_dir / FOLDER,
+            checkpoints=None if context.emulated else run_dir / FOLDER,
             stop_requested=None if stop is None else lambda: bool(stop[0]),
         )
         dist.barrier()
@@ -131,14 +134,39 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
     )
 
 
+def join_fake_process_group(context: WorkerContext) -> None:
+    """Join a process group whose other ranks do not exist. A collective returns at once, with this rank's data in every place."""
+    import torch.distributed as dist
+    from torch.futures import Future
+    from torch.nn import parallel
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def done(buffer: torch.Tensor) -> Future[torch.Tensor]:
+        reduced: Future[torch.Tensor] = Future()
+        reduced.set_result(buffer)
+        return reduced
+
+    class WithoutReducer(parallel.DistributedDataParallel):
+        """DDP with gradient buckets that are not reduced, because DDP's own all-reduce rejects a fake process group."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.register_comm_hook(None, lambda _, bucket: done(bucket.buffer()))
+
+    parallel.DistributedDataParallel = WithoutReducer  # type: ignore[misc]
+    dist.init_process_group("fake", store=FakeStore(), rank=context.rank, world_size=context.world_size)
+
+
 def _record_environment(run_dir: Path, context: WorkerContext, fallback: str | None) -> None:
     """Add to environment.json what only workers know: the CPUs that each rank may run on, and the settings of the allocator if
     they had to change. `fallback`: this rank's warning from `fall_back_to_fixed_segments`."""
     import torch.distributed as dist
 
-    everyone: list[Any] = [None] * context.world_size
-    dist.all_gather_object(everyone, (allowed_cpus(), fallback))
-    if context.rank == 0:
+    everyone: list[Any] = [(allowed_cpus(), fallback)]
+    if not context.emulated:
+        everyone *= context.world_size
+        dist.all_gather_object(everyone, everyone[context.rank])
+    if context.records:
         known = Environment.read(run_dir / ENVIRONMENT)
         facts: dict[str, Any] = {"cpus": [cpus for cpus, _ in everyone]}
         if warnings := [warning for _, warning in everyone if warning]:

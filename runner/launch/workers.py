@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -57,7 +57,8 @@ class Attempt:
     @property
     def first_rank(self) -> int:
         """Rank of this node's first worker."""
-        return self.peers.node.rank * self.devices.workers
+        emulated = self.experiment.launch.emulate
+        return self.peers.node.rank * self.devices.workers if emulated is None else emulated
 
 
 def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
@@ -67,7 +68,7 @@ def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
     model" (`recipes.meter.Phase`). If the user presses Ctrl-C, end the workers and raise Interrupted.
     """
     run_dir, first = attempt.run_dir, attempt.first_rank
-    steps, phase = SharedIntegers(attempt.devices.workers), SharedIntegers(1)
+    steps, phase = SharedIntegers(attempt.devices.processes), SharedIntegers(1)
     poll(PHASES[0])
     if remark := too_few_cores(attempt.devices):
         warn(remark)
@@ -111,12 +112,13 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
         environment["GLOO_SOCKET_IFNAME"] = name
     pickled = pickle.dumps(attempt.experiment)  # unpickled after the worker has set sys.path
     processes: list[BaseProcess] = []
-    for local_rank in range(devices.workers):
+    for local_rank in range(devices.processes):
         context = WorkerContext(
             rank=attempt.first_rank + local_rank,
             local_rank=local_rank,
             workers=devices.workers,
-            node=node,
+            node=replace(node, count=launch.nodes),
+            emulated=devices.emulated,
             device_type=devices.type,
             threads=devices.threads,
             attempt=attempt.number,

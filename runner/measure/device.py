@@ -109,7 +109,7 @@ def peak_flops(
         tflops = found.peak_tflops(rate) if found else None
         peak = tflops and tflops * 1e12
     else:
-        name, peak = cpu_name(), _cached_peak(rate, context) if context.rank == 0 else None
+        name, peak = cpu_name(), _cached_peak(rate, context) if context.records else None
         dist.barrier()  # work on other ranks would slow down the measurement
     return peak, {"device": name, "peak_tflops": peak and peak / 1e12, "peak_rate": rate}
 

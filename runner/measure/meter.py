@@ -26,10 +26,10 @@ from torch._dynamo.utils import calculate_time_spent, counters, get_compilation_
 from meshrunner.recipes.errors import NotRecorded
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.measure.device import CudaDevice, HostDevice, peak_flops, peak_remark
-from meshrunner.runner.measure.rows import RANK_KEYS, ByRank, Rows, Step, merge_ranks
+from meshrunner.runner.measure.rows import RANK_KEYS, ByRank, Rows, Step, merge_ranks, of_emulated
 from meshrunner.runner.process.worker_context import WorkerContext
-from meshrunner.runner.rundir import Summary, add_layout
-from meshrunner.runner.rundir.files import EVENTS, SUMMARY
+from meshrunner.runner.rundir import PlanRecord, Summary, add_layout
+from meshrunner.runner.rundir.files import EVENTS, PLAN, SUMMARY
 
 COLLECT_EVERY = 50
 """Steps between two runs of Python's garbage collector. Automatic runs of the collector are disabled during training."""
@@ -53,9 +53,11 @@ class RunMeter:
         self.save_before = 0.0
         self.early_recompiles = 0
         self.late_recompiles: list[dict[str, Any]] = []
-        self.by_rank = ByRank(context.world_size)
+        self.by_rank = ByRank(1 if context.emulated else context.world_size)
+        self.communication_s = PlanRecord.read(run_dir / PLAN).communication_s if context.emulated else None
+        """Seconds per step that an emulated rank would wait for communication, as predicted; None if unknown."""
         self.profiler = experiment.profiler.session(experiment.profiled, run_dir, context)
-        self.events = (run_dir / EVENTS).open("a") if context.rank == 0 else None
+        self.events = (run_dir / EVENTS).open("a") if context.records else None
 
     def started(self, *, device: torch.device, params: int, describe_data: Callable[[], dict[str, Any]]) -> None:
         self.describe_data = describe_data
@@ -67,7 +69,7 @@ class RunMeter:
         attempt, ranks, model = self.context.attempt, self.context.world_size, self.experiment.model
         flops = model.flops_per_token(self.experiment.seq_len)
         self.rows = Rows(attempt, ranks, device.type, *flops, peak, self.tokens_before)
-        if self.context.rank == 0:
+        if self.context.records:
             layout = {"device": facts["device"], "world_size": ranks}
             layout |= {"threads": self.context.threads, "torch": torch.__version__}
             add_layout(self.run_dir, attempt, self.experiment.model_dump(mode="json"), layout)
@@ -121,9 +123,9 @@ class RunMeter:
         with self._not_counted():
             figures = self.profiler.step_done(step)
             everyone = None if figures is None else self._gather(figures).tolist()
-            if everyone is not None and self.context.rank == 0:
+            if everyone is not None and self.context.records:
                 self._add_to_summary(self.profiler.summary(everyone))
-        if last and self.context.rank == 0:
+        if last and self.context.records:
             # More facts are known by now about data that is read during training.
             self._add_to_summary({"data": self.describe_data()})
             if self.rows.beyond_peak:
@@ -180,13 +182,15 @@ class RunMeter:
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
         """Add the entries `facts` to summary.json on rank 0. Do nothing on other ranks."""
-        if self.context.rank == 0:
+        if self.context.records:
             path = self.run_dir / SUMMARY
             (Summary.read(path) | facts).write(path)
 
     def _gather(self, values: list[float]) -> Tensor:
-        """Gather `values` from all ranks. Return them as an fp64 tensor [ranks, values] in host memory."""
+        """Gather `values` from all ranks that run. Return them as an fp64 tensor [ranks, values] in host memory."""
         mine = torch.tensor(values, dtype=torch.float64)
+        if self.context.emulated:
+            return mine.unsqueeze(0)
         everyone = [torch.empty_like(mine) for _ in range(self.context.world_size)]
         dist.all_gather(everyone, mine)
         return torch.stack(everyone)
@@ -203,19 +207,22 @@ class RunMeter:
         everyone = self._gather([*chain.from_iterable(per_step), *self.device.peaks()])
         ranks_steps = everyone[:, : -len(self.device.keys)].view(len(everyone), len(steps), -1)
         ranks_memory = everyone[:, -len(self.device.keys) :]
-        if self.context.rank == 0:
+        if self.context.records:
             memory = self.device.row(merge_ranks(self.device.keys, ranks_memory))
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
                 self._add_to_summary(compile_facts() if self.compile_time else {})
             window = self.window_begin - window_begin
             rows = self.rows.of(steps, norms, ranks_steps, window=window, times=times)
+            if self.context.emulated:
+                rows = [of_emulated(row, self.communication_s) for row in rows]
             for i, (step, row) in enumerate(zip(steps, rows, strict=True)):
                 if step.number > self.resumed_at + self.experiment.measure_after and not step.profiled:
                     self.by_rank.add(ranks_steps[:, i, : len(RANK_KEYS)])
                 self._write(row | memory | ({"profiled": True} if step.profiled else {}))
             if steps[-1].number == self.experiment.steps:
                 self._add_to_summary(self.by_rank.summary(self.device.keys, ranks_memory))
-        self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
+        if not self.context.emulated:
+            self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
     def _on_host(self, steps: list[Step]) -> tuple[list[float], list[float], list[list[float]]]:
         """Wait for the device. Return three lists with an item per step: loss, gradient norm and values of `Network.observe`."""

@@ -95,6 +95,30 @@ class Rows:
         return rows
 
 
+def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str, Any]:
+    """Return the row of an emulated rank, whose collectives took no time and whose loss means nothing.
+
+    The time that the rank would wait for communication, `communication_s`, is added to its step time. If it is unknown, so are
+    the step time and the speed. row: the figures as measured.
+    """
+    compute = row["perf/step_time_s"]
+    ratio = None if communication_s is None else compute / (compute + communication_s)
+    meaningless = [
+        key for key in row if key.startswith(("train/", "experts/")) and key not in ("train/lr", "train/tokens")
+    ]
+    return {
+        **row,
+        **dict.fromkeys((*meaningless, "perf/tokens_per_cpu_s")),
+        "perf/compute_step_time_s": compute,
+        "perf/communication_s": communication_s,
+        "perf/step_time_s": ratio and compute / ratio,
+        **{
+            key: ratio and row[key] and row[key] * ratio
+            for key in ("perf/wps", "perf/mfu", "perf/mfu_causal", "perf/tflops")
+        },
+    }
+
+
 def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
     """Reduce the tensor `ranks` [ranks, keys] to one value per key: the statistic `Figure.over_ranks` or, if unset, the mean."""
     return {key: OVER_RANKS[STATISTICS.get(key) or "mean"](ranks[:, i]).item() for i, key in enumerate(keys)}

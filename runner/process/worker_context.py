@@ -74,6 +74,8 @@ class WorkerContext:
     """One integer, an index in PHASES: the activity of this node's first rank, such as saving a checkpoint."""
     stop_requested: SharedIntegers | None
     """One integer, nonzero if the run should save a checkpoint and end. None if this run cannot be asked to stop."""
+    emulated: bool = False
+    """Whether this worker plays its rank alone (`launch.emulate`)."""
 
     def doing(self, phase: Phase) -> None:
         """Tell the launcher which phase begins. On other ranks than the first of a node, this method does nothing."""
@@ -83,6 +85,11 @@ class WorkerContext:
     @property
     def world_size(self) -> int:
         return self.node.count * self.workers
+
+    @property
+    def records(self) -> bool:
+        """Whether this rank writes the run's figures: rank 0, or the only rank that runs."""
+        return self.rank == 0 or self.emulated
 
     @property
     def environment(self) -> dict[str, str]:

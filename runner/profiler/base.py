@@ -47,7 +47,7 @@ class Profiler(Option):
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
         """Create the session of one worker. The meter calls this after the device is set and before the model is built."""
-        return Session(None, run, run_dir, 0)
+        return Session(None, run, run_dir, context)
 
 
 class NoProfiler(Profiler):
@@ -105,10 +105,10 @@ class Session:
     warms_up: ClassVar[bool] = False
     """Whether the profiler warms up in the step before the window. The profile of that step is discarded."""
 
-    def __init__(self, option: Windowed | None, run: ProfiledRun, run_dir: Path, rank: int) -> None:
+    def __init__(self, option: Windowed | None, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> None:
         """Create the session. If `option` is None, the session profiles no steps."""
-        self.option, self.run, self.run_dir, self.rank = option, run, run_dir, rank
-        self.chosen = option is not None and (option.ranks == "all" or rank in option.ranks)
+        self.option, self.run, self.run_dir, self.rank = option, run, run_dir, context.rank
+        self.chosen = option is not None and (context.emulated or option.ranks == "all" or self.rank in option.ranks)
         self.first = self.last = self.next_step = 0
         self.in_step = ExitStack()
         """Contexts that are open only while a step runs."""

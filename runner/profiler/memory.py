@@ -45,7 +45,7 @@ class MemoryProfile(Windowed):
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
         session = HistorySession if context.device_type == "cuda" else LiveSession
-        return session(self, run, run_dir, context.rank)
+        return session(self, run, run_dir, context)
 
 
 class MemorySession(Session):
@@ -62,8 +62,8 @@ class MemorySession(Session):
 class HistorySession(MemorySession):
     """Session on CUDA. It records the caching allocator's history, from before the model is built to the end of the window."""
 
-    def __init__(self, option: MemoryProfile, run: ProfiledRun, run_dir: Path, rank: int) -> None:
-        super().__init__(option, run, run_dir, rank)
+    def __init__(self, option: MemoryProfile, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> None:
+        super().__init__(option, run, run_dir, context)
         from torch.cuda import memory  # imported here, because configurations are checked without torch
 
         self.allocator: Any = memory

@@ -29,7 +29,7 @@ class TraceProfile(Windowed):
     """Whether to record allocated memory as a counter in the trace."""
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> "TraceSession":
-        return TraceSession(self, run, run_dir, context.rank)
+        return TraceSession(self, run, run_dir, context)
 
 
 class TraceSession(Session):

@@ -129,6 +129,8 @@ class PlanRecord(JsonFile):
 
     verdict: Text | None = None
     reason: Text | None = None
+    communication_s: Measured = under("perf/exposed_communication_s")
+    """Seconds per step in which compute waits for communication; None if unknown."""
 
 
 class RankError(JsonFile):

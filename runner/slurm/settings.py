@@ -128,7 +128,7 @@ class Slurm(Section):
         """Return the nodes that a run requests."""
         gpus, hardware = self.gpus(experiment), experiment.hardware
         whole = gpus is not None and isinstance(hardware, GPU) and gpus >= hardware.devices_per_node
-        return Nodes(experiment.launch.nodes, gpus, whole)
+        return Nodes(experiment.launch.nodes_used, gpus, whole)
 
     def gpus(self, experiment: Experiment) -> int | None:
         """Return the number of GPUs that a run requests on each node, or None if it requests no GPUs."""
@@ -136,6 +136,8 @@ class Slurm(Section):
             return self.gpus_per_node
         if not isinstance(experiment.hardware, GPU):
             return None
+        if experiment.launch.emulate is not None:
+            return 1
         workers = experiment.launch.workers
         return experiment.hardware.devices_per_node if workers == "auto" else workers
 

@@ -82,7 +82,7 @@ def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[
     gpus = visible_gpus()
     count = len(gpus) if settings.devices == "auto" else settings.devices
     needs = {run_dir: node_devices(check(read_config(run_dir))) for run_dir in run_dirs} if count > 1 else {}
-    if len(needs) < 2 or count < 2 * min(each.workers for each in needs.values()):
+    if len(needs) < 2 or count < 2 * min(each.processes for each in needs.values()):
         return [], {}
     if all(each.type == "cpu" for each in needs.values()):
         return [str(number) for number in range(count)], needs
@@ -178,7 +178,7 @@ class _Parallel:
                 queue.clear()
                 self._signal_all(signal.SIGINT if preemption.interrupted else signal.SIGTERM)
             # Start runs in order, so that small runs do not starve a large run that waits for devices.
-            while queue and (self.needs[queue[0]].workers <= len(self.free) or not self.running):
+            while queue and (self.needs[queue[0]].processes <= len(self.free) or not self.running):
                 run_dir = queue.pop(0)
                 if _is_due(run_dir, self.settings):
                     self._start(run_dir)
@@ -199,7 +199,7 @@ class _Parallel:
 
     def _start(self, run_dir: Path) -> None:
         need = self.needs[run_dir]
-        own, self.free = self.free[: need.workers], self.free[need.workers :]
+        own, self.free = self.free[: need.processes], self.free[need.processes :]
         self.starts[run_dir] += 1
         self.display.run_started(run_dir)
         if read_state(run_dir) in FINAL:  # a state from an earlier execution

@@ -115,7 +115,8 @@ def resume_sweep(sweep_dir: Path) -> int:
     say(f"sweep directory: {shown(sweep_dir)}")
     for run_dir in run_dirs:
         if read_state(run_dir) not in RESULTS:
-            only_this_node(read_config(run_dir)["launch"]["nodes"])
+            launch = read_config(run_dir)["launch"]
+            only_this_node(1 if launch.get("emulate") is not None else launch["nodes"])
     status, stop = execute_all(run_dirs, first)
     if not stop:
         status = max(status, execute_further_rounds(sweep_dir))

@@ -31,12 +31,14 @@ MAX_LISTED = 10
 
 
 def wanted(experiment: Experiment, *, here: bool) -> bool:
-    """Return whether to predict a run. A CPU run is predicted only with sweep.preflight=skip and on this machine (`here`)."""
+    """Return whether to predict a run. On a CPU, only a run on this machine (`here`) is predicted, and only if a rank is emulated
+    or sweep.preflight=skip."""
     if experiment.sweep.preflight == "off":
         return False
     if isinstance(experiment.hardware, GPU):
         return True
-    return here and (experiment.sweep.preflight == "skip" or expected_device_type(experiment.hardware) == "cuda")
+    wanted_on_cpu = experiment.sweep.preflight == "skip" or experiment.launch.emulate is not None
+    return here and (wanted_on_cpu or expected_device_type(experiment.hardware) == "cuda")
 
 
 def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: int, *, here: bool) -> dict[str, Any]:

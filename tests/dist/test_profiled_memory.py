@@ -123,18 +123,30 @@ def measured(cases: list[list[str]]) -> list[StepPeak]:
 
 
 def _measured(case: list[str]) -> StepPeak:
-    experiment, _ = check_on_devices(config(*PROFILED, *case))
     rank, world = dist.get_rank(), dist.get_world_size()
     folder = [tempfile.mkdtemp() if rank == 0 else ""]
     dist.broadcast_object_list(folder)
     run_dir = Path(folder[0])
-    shared = [SharedIntegers(world) for _ in range(3)]
-    worker = WorkerContext(rank, rank, world, Node(0, 1, "localhost", 0, "0"), "cpu", 1, 1, *shared, None)
-    train(experiment, RunMeter(experiment, run_dir, worker), device=torch.device("cpu"), nodes=1, workers=world)
-    found = json.loads(memory_profile(run_dir, rank, ".json").read_text())
+    found = profiled(case, worker(rank, world, rank), run_dir)
     dist.barrier()
     if rank == 0:
         shutil.rmtree(run_dir)
+    return found
+
+
+def worker(rank: int, world: int, local_rank: int, *, emulated: bool = False) -> WorkerContext:
+    shared = [SharedIntegers(world) for _ in range(3)]
+    node = Node(0, 1, "localhost", 0, "0")
+    return WorkerContext(rank, local_rank, world, node, "cpu", 1, 1, *shared, None, emulated=emulated)
+
+
+def profiled(case: list[str], worker: WorkerContext, run_dir: Path) -> StepPeak:
+    """Train with profiler=memory on this rank, and return its peak."""
+    experiment, _ = check_on_devices(config(*PROFILED, *case))
+    train(
+        experiment, RunMeter(experiment, run_dir, worker), device=torch.device("cpu"), nodes=1, workers=worker.workers
+    )
+    found = json.loads(memory_profile(run_dir, worker.rank, ".json").read_text())
     return StepPeak(found["peak_live_bytes"], found["by_category"], found["phase"])
 
 

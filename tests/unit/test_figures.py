@@ -109,7 +109,8 @@ def test_the_keys_of_json_and_csv_stay() -> None:
         *("perf/wps_median", "perf/wps_p10", "perf/wps_p90", "plan/perf/wps", "perf/tokens_per_cpu_s_median"),
         *("perf/mfu_median", "memory/peak_active_gib", "memory/peak_active_pct", "plan/memory/peak_active_gib"),
         *("memory/peak_reserved_gib", "memory/peak_reserved_pct"),
-        *("memory/peak_rss_gib", "perf/step_time_s_median", "perf/checkpoint_time_s", "perf/time_to_first_step_s"),
+        *("memory/peak_rss_gib", "perf/step_time_s_median", "perf/compute_step_time_s_median"),
+        *("perf/communication_s_median", "perf/checkpoint_time_s", "perf/time_to_first_step_s"),
         "train/final_loss",
         "experts/max_violation_median",
     ]

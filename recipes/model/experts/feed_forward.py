@@ -5,6 +5,8 @@ sorted back by token. Each block returns the number of tokens of each expert, an
 this, activation recomputation would count every token twice.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -49,12 +51,19 @@ class Router(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             logits = F.linear(x.float(), weight)  # [batch, seq, experts]
         scores = logits.sigmoid() if config.score == "sigmoid" else logits.softmax(-1)
-        experts = torch.topk(scores.detach() + bias, config.per_token, dim=-1, sorted=False).indices  # [batch, seq, K]
+        experts = self._balanced(x) if config.routing == "balanced" else self._best(scores, bias)  # [batch, seq, K]
         weights = scores.gather(-1, experts)
         if config.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         balance = balance_loss(scores, experts) if config.balance == "sequence_loss" else scores.new_zeros(())
         return (weights * config.route_scale).flatten(0, 1), experts.flatten(0, 1), balance
+
+    def _best(self, scores: Tensor, bias: Tensor) -> Tensor:
+        return torch.topk(scores.detach() + bias, self.config.per_token, dim=-1, sorted=False).indices
+
+    def _balanced(self, x: Tensor) -> Tensor:
+        shape = *x.shape[:-1], self.config.per_token
+        return (torch.arange(math.prod(shape), device=x.device) % self.config.number).view(shape)
 
 
 def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:

@@ -49,7 +49,8 @@ def run(arguments: list[str]) -> int:
     prediction = Thread(target=save_prediction, args=predicted, daemon=True)
     prediction.start()
     _collect_again()
-    if expected_device_type(experiment.hardware) == "cpu":  # the prediction would slow down workers on the same cores
+    # On a CPU, the prediction would slow down workers on the same cores. An emulated rank needs the prediction.
+    if expected_device_type(experiment.hardware) == "cpu" or experiment.launch.emulate is not None:
         with naming("predicting memory and speed"):
             prediction.join()
     return execute_and_report(composed.run_dir, prediction=prediction)

@@ -90,7 +90,15 @@ OURS = {
     "measure_after": "works, remarked on where it leaves no step",
     "objective": "works with an adaptive sweeper, else remarked on; refused where no summary has it",
     **dict.fromkeys(
-        ("launch.nodes", "launch.workers", "launch.threads", "launch.env", "launch.bind", "launch.port"),
+        (
+            "launch.nodes",
+            "launch.workers",
+            "launch.threads",
+            "launch.env",
+            "launch.bind",
+            "launch.port",
+            "launch.emulate",
+        ),
         WORKS,
     ),
     **dict.fromkeys(("launch.host_memory_gib", "launch.start_timeout_minutes", "launch.timeout_minutes"), WORKS),

@@ -169,6 +169,21 @@ def test_all_problems_are_listed_together() -> None:
         (["model.freeze=[nothing.*]"], 2, "'nothing.*' matches no parameter"),
         (["wrap=rules", "wrap.rules=[{match: Experts}]"], 2, "wrap.rules[0]: 'Experts' matches no module"),
         (["compile=per_block", "compile.backend=inductr"], 2, "no backend 'inductr'. Did you mean 'inductor'?"),
+        (
+            ["launch.emulate=8", "launch.nodes=2"],
+            4,
+            "launch.emulate(8): launch.nodes(2) x launch.workers(4) = 8, so the last rank is 7",
+        ),
+        (
+            ["launch.emulate=0", "checkpoint=dcp"],
+            4,
+            "the weights of an emulated rank mean nothing; use checkpoint=none",
+        ),
+        (
+            ["launch.emulate=0", "parallelism.buffers=process_group"],
+            4,
+            "buffers that NCCL allocates need a real process",
+        ),
         (["parallelism.reshard_after_forward=3"], 4, "reshard_after_forward(3) must be a proper divisor of shard(4)"),
     ],
 )

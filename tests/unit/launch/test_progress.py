@@ -114,7 +114,7 @@ def test_saving_is_named_and_so_is_a_first_step_that_compiles(monkeypatch: pytes
     said: list[str] = []
     meter: Any = RunMeter.__new__(RunMeter)
     meter.doing = said.append
-    meter.context = SimpleNamespace(rank=1, world_size=2, threads=1, attempt=1)
+    meter.context = SimpleNamespace(rank=1, records=False, emulated=False, world_size=2, threads=1, attempt=1)
     meter.profiler = SimpleNamespace(pause=lambda: None, step_begins=lambda: None, started=lambda *_: None)
     meter.pending, meter.events, meter.resumed_at, meter.tokens_before = [], None, 0, 0
     meter.device, meter.window_begin, meter.location, meter.saves = HostDevice(), 0.0, None, []

@@ -34,7 +34,7 @@ def test_it_is_done_when_the_model_is_built_and_before_a_step_begins(
         def release_cached(self) -> None:
             done.append("released")
 
-    context: Any = SimpleNamespace(rank=1, world_size=2, attempt=1, doing=lambda _: None)
+    context: Any = SimpleNamespace(rank=1, records=False, emulated=False, world_size=2, attempt=1, doing=lambda _: None)
     run = RunMeter(experiment(), tmp_path, context)
     monkeypatch.setattr(meter_module, "HostDevice", Memory)
     monkeypatch.setattr(meter_module, "peak_flops", lambda *_: (None, {}))

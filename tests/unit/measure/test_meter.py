@@ -15,7 +15,7 @@ from meshrunner.runner.measure import meter as meter_module
 from meshrunner.runner.measure.device import CudaDevice, HostDevice
 from meshrunner.runner.measure.meter import RunMeter
 from meshrunner.runner.rundir.events import read_events
-from meshrunner.runner.rundir.files import SUMMARY
+from meshrunner.runner.rundir.files import EVENTS, PLAN, SUMMARY, write_json
 from tests.composed import experiment
 
 UNIX = 1e9
@@ -60,7 +60,7 @@ class Meter(RunMeter):
         return super()._on_host(steps)
 
     def _gather(self, values: list[float]) -> torch.Tensor:
-        return torch.tensor([values] * RANKS, dtype=torch.float64)
+        return torch.tensor([values] * (1 if self.context.emulated else RANKS), dtype=torch.float64)
 
     def _write(self, row: dict[str, Any]) -> None:
         self.device.host += WRITE_S
@@ -79,11 +79,26 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return made
 
 
-def train(device: Device, folder: Path, *overrides: str, kind: str = "cuda", save_after: tuple[int, ...] = ()) -> None:
+def train(
+    device: Device,
+    folder: Path,
+    *overrides: str,
+    kind: str = "cuda",
+    save_after: tuple[int, ...] = (),
+    emulated: bool = False,
+) -> None:
     """Take all steps of an experiment, of which rows and summary are in the folder."""
     done = [0]
     context = SimpleNamespace(
-        rank=0, local_rank=0, world_size=RANKS, attempt=1, threads=1, steps=done, doing=lambda _: None
+        rank=0,
+        local_rank=0,
+        world_size=RANKS,
+        attempt=1,
+        threads=1,
+        steps=done,
+        records=True,
+        emulated=emulated,
+        doing=lambda _: None,
     )
     chosen = experiment(*overrides)
     meter = Meter(chosen, folder, context)  # type: ignore[arg-type]
@@ -103,6 +118,31 @@ def train(device: Device, folder: Path, *overrides: str, kind: str = "cuda", sav
     assert done == [chosen.steps]
     assert meter.events is not None
     meter.events.close()
+
+
+COMMUNICATION_S = 0.25
+
+
+@pytest.mark.parametrize("plan", [{"perf/exposed_communication_s": COMMUNICATION_S}, {}])
+def test_an_emulated_rank_adds_predicted_communication_and_has_no_loss(
+    plan: dict[str, float], device: Device, tmp_path: Path
+) -> None:
+    write_json(tmp_path / PLAN, plan)
+    train(device, tmp_path, "steps=25", "log_every=5")
+    real = read_events(tmp_path)[-1]
+    (tmp_path / EVENTS).unlink()
+    device.host = device.free = 0.0
+    train(device, tmp_path, "steps=25", "log_every=5", emulated=True)
+    row = read_events(tmp_path)[-1]
+    assert row["train/loss"] is row["train/grad_norm"] is row["perf/tokens_per_cpu_s"] is None
+    assert row["train/tokens"] == real["train/tokens"]
+    assert row["perf/compute_step_time_s"] == real["perf/step_time_s"] == pytest.approx(WORK_S)
+    if not plan:
+        assert row["perf/step_time_s"] is row["perf/wps"] is row["perf/communication_s"] is None
+        return
+    assert row["perf/step_time_s"] == pytest.approx(WORK_S + COMMUNICATION_S)
+    assert row["perf/wps"] == pytest.approx(real["perf/wps"] / (1 + COMMUNICATION_S / WORK_S))
+    assert row["perf/communication_s"] == COMMUNICATION_S
 
 
 def adds_up(rows: list[dict[str, Any]], first: int, last: int) -> None:

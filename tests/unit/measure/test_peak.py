@@ -20,7 +20,7 @@ REST: dict[str, Any] = {
     "observed": {},
     "profiled": False,
 }
-CONTEXT: Any = SimpleNamespace(rank=0, threads=1, doing=lambda _: None)
+CONTEXT: Any = SimpleNamespace(records=True, threads=1, doing=lambda _: None)
 
 
 def test_the_best_peak_is_kept_with_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

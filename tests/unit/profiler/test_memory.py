@@ -20,7 +20,7 @@ ONE = ("profiler=memory", "measure_after=0", "profiler.start=1", "profiler.steps
 
 def session(folder: Path, *overrides: str, rank: int = 0, device_type: str = "cpu") -> Session:
     chosen = experiment(*ONE, *overrides)
-    context: Any = SimpleNamespace(rank=rank, device_type=device_type)
+    context: Any = SimpleNamespace(rank=rank, device_type=device_type, emulated=False)
     return chosen.profiler.session(chosen.profiled, folder, context)
 
 

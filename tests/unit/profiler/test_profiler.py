@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,16 +18,21 @@ from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.summary import summarise
 from tests.composed import experiment
 
+NOWHERE = Path("/nowhere")
+
 
 class RecordingSession(Session):
     """Records the calls it receives."""
 
     figures = ("one",)
 
-    def __init__(self, rank: int, *overrides: str, done: int = 0, folder: Path = Path("/nowhere")) -> None:
+    def __init__(
+        self, rank: int, *overrides: str, done: int = 0, folder: Path = NOWHERE, emulated: bool = False
+    ) -> None:
         self.calls: list[str] = []
         chosen = experiment("profiler=trace", *overrides)
-        super().__init__(chosen.profiler, chosen.profiled, folder, rank)  # type: ignore[arg-type]
+        context = SimpleNamespace(rank=rank, emulated=emulated)
+        super().__init__(chosen.profiler, chosen.profiled, folder, context)  # type: ignore[arg-type]
         self.started(torch.device("cpu"), done)
         for step in range(done + 1, chosen.steps + 1):
             self.step_begins()
@@ -90,6 +96,7 @@ def test_unprofiled_rank_has_the_same_window_and_no_figures(tmp_path: Path) -> N
         "its rows are slowed, too"
     )
     assert RecordingSession(1, "profiler.ranks=all", folder=tmp_path).calls[-1] == "[1.0] after 7"
+    assert RecordingSession(1, folder=tmp_path, emulated=True).calls[-1] == "[1.0] after 7"
 
 
 def test_resumed_run_without_room_for_the_window_warns() -> None:
@@ -133,8 +140,9 @@ def test_profiled_steps_do_not_count_towards_throughput() -> None:
 
 def test_no_profiler_is_imported_without_one() -> None:
     program = (
-        "import sys; from tests.composed import experiment; from pathlib import Path; "
-        "chosen = experiment(); session = chosen.profiler.session(chosen.profiled, Path('.'), None); "
+        "import sys; from tests.composed import experiment; from pathlib import Path; from types import SimpleNamespace; "
+        "chosen, rank = experiment(), SimpleNamespace(rank=0, emulated=False); "
+        "session = chosen.profiler.session(chosen.profiled, Path('.'), rank); "
         "import meshrunner.runner.measure.meter; "
         "assert not session.recording and session.step_done(1) is None; "
         "names = ('profiler.trace', 'profiler.memory', 'profiler.overlap', 'ledger.memory_ledger', 'ledger.phases'); "

@@ -81,6 +81,7 @@ def test_gpus_are_asked_for_once(extra: str) -> None:
         (["hardware=h100_80gb", "launch.workers=8", "launch.nodes=2"], Nodes(2, 8, whole=True)),
         (["hardware=h100_80gb", "launch.workers=2"], Nodes(1, 2, whole=False)),
         (["hardware=h100_80gb", "hardware.devices_per_node=4", "launch.workers=4"], Nodes(1, 4, whole=True)),
+        (["hardware=h100_80gb", "launch.nodes=16", "launch.emulate=127"], Nodes(1, 1, whole=False)),
         (["hardware=cpu"], Nodes(1, None, whole=False)),
         ([], Nodes(1, None, whole=False)),
     ],
@@ -97,6 +98,7 @@ def test_workers_of_gpus_that_share_a_core_are_remarked_on(monkeypatch: pytest.M
     monkeypatch.setattr(devices, "cores", lambda: 1)
     assert "8 workers on GPUs, 1 CPU core: with fewer than 2" in str(too_few_cores(NodeDevices("cuda", 8, 1)))
     assert too_few_cores(NodeDevices("cpu", 8, 1)) is None
+    assert str(too_few_cores(NodeDevices("cuda", 8, 1, emulated=True))).startswith("1 worker on GPUs, 1 CPU core: ")
     monkeypatch.setattr(devices, "cores", lambda: 16)
     assert too_few_cores(NodeDevices("cuda", 8, 1)) is None
 

@@ -108,10 +108,12 @@ def section(**keys: Any) -> Experts:
 def by_token(layer: ExpertFeedForward, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the output and the loads of a layer in a loop over tokens."""
     settings, rows, load = layer.router.config, [], torch.zeros(layer.number, dtype=torch.int64)
-    for token in x.flatten(0, 1):
+    for number, token in enumerate(x.flatten(0, 1)):
         logits = layer.router.weight @ token
         scores = logits.sigmoid() if settings.score == "sigmoid" else logits.softmax(0)
         chosen = (scores + bias).topk(settings.per_token).indices
+        if settings.routing == "balanced":
+            chosen = torch.arange(number * settings.per_token, (number + 1) * settings.per_token) % settings.number
         weights = scores[chosen] / scores[chosen].sum() if settings.normalize else scores[chosen]
         out = torch.zeros_like(token) if layer.shared is None else layer.shared(token)
         for expert, weight in zip(chosen.tolist(), weights * settings.route_scale, strict=True):
@@ -128,6 +130,7 @@ def by_token(layer: ExpertFeedForward, x: Tensor, bias: Tensor) -> tuple[Tensor,
         {},
         {"shared_ffn_dim": 12},
         {"score": "softmax", "route_scale": 2.5},
+        {"routing": "balanced", "per_token": 4},
         {"normalize": False, "per_token": 1},
         {"per_token": 6},
         {"number": 1, "per_token": 1, "normalize": False},
