@@ -17,6 +17,21 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.tensor_plan import TensorPlan
 
 
+def in_compute_dtype(x: Tensor) -> Tensor:
+    """Return x in the dtype in which blocks compute. Under autocast, that is the dtype to which FSDP would cast parameters."""
+    device_type = x.device.type
+    return x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Return x / rms(x) * weight over the last dimension, in x's dtype. Autocast would return fp32."""
+    shape = (x.shape[-1],)
+    if not torch.is_autocast_enabled(x.device.type):
+        return F.rms_norm(x, shape, weight, eps)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.rms_norm(x, shape, None if weight is None else weight.to(x.dtype), eps)
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension (Zhang and Sennrich 2019)."""
 
@@ -27,7 +42,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
         """Return SequenceParallel if the sequence is sharded, else no style. Each rank then has the weight's full gradient."""
@@ -168,7 +183,7 @@ class Transformer(Network):
         self.register_buffer("rope", rope, persistent=False)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        x = self.tok_embeddings(tokens)
+        x = in_compute_dtype(self.tok_embeddings(tokens))
         rope = self.positions(tokens)
         for layer in self.layers:
             x = layer(x, rope)

@@ -122,6 +122,16 @@ LAYOUTS = [
 ]
 
 
+BF16 = [
+    (2, "parallelism=ddp micro_batch=6 precision=bf16"),
+    (1, "parallelism=fsdp2 micro_batch=12 precision=bf16"),
+    (2, "parallelism=fsdp2 micro_batch=6 precision=bf16"),
+    (2, "parallelism=fsdp1 micro_batch=6 precision=bf16"),
+]
+OF_REFERENCE = ("model", "seq_len", "precision")
+"""Beginnings of the overrides that a layout shares with the run in one process."""
+
+
 class Recorder:
     """A meter that records the global token-mean loss and the gradient norm of every step."""
 
@@ -219,7 +229,7 @@ class Difference(NamedTuple):
 
 def compare(world: int, layout: str) -> Difference:
     """Train with and without a layout."""
-    expected = reference(" ".join(word for word in layout.split() if word.startswith(("model", "seq_len"))))
+    expected = reference(" ".join(word for word in layout.split() if word.startswith(OF_REFERENCE)))
     return difference(on_ranks(world, observe, (*SMALL, *layout.split())), expected)
 
 
@@ -345,6 +355,14 @@ def test_bf16_stays_near_fp32() -> None:
     assert all(weight.dtype == torch.float32 for weight in bf16["weights"].values())
 
 
+@pytest.mark.slow_but("2x parallelism=ddp", "1x parallelism=fsdp2")
+@pytest.mark.parametrize(("world", "layout"), BF16, ids=[f"{world}x {layout.split()[0]}" for world, layout in BF16])
+def test_bf16_layouts_round_alike(world: int, layout: str) -> None:
+    """`single` and `ddp` run under autocast, and FSDP casts parameters. With autocast alone, gradients differ by 1e-2."""
+    found = compare(world, layout)
+    assert found.gradient < 5e-3 and found.norm < 1e-3 and found.loss < 1e-3, found
+
+
 AUTOCASTS = [(1, "single micro_batch=12"), (2, "ddp micro_batch=6")]
 
 
@@ -436,6 +454,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing(implementation: str) -> N
     assert on_ranks(2, masked_step, implementation) == [(True, True)] * 2
 
 
+def rows(layouts: list[tuple[int, str]]) -> None:
+    print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
+    for world, layout in layouts:
+        found = compare(world, layout)
+        print(f"| {world} | `{layout}` | {found.gradient:.1e} | {found.norm:.1e} | {found.loss:.1e} |", flush=True)
+
+
 def document() -> None:
     """Print docs/measurements/parity.md."""
     print("# Every layout against one process\n")
@@ -451,10 +476,9 @@ def document() -> None:
         "gradient before the first update (||difference|| / ||gradient||). `norm` and `loss` compare the global gradient norm"
     )
     print("and the loss in five steps of AdamW.\n")
-    print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
-    for world, layout in LAYOUTS:
-        found = compare(world, layout)
-        print(f"| {world} | `{layout}` | {found.gradient:.1e} | {found.norm:.1e} | {found.loss:.1e} |", flush=True)
+    rows(LAYOUTS)
+    print("\nIn bf16, compared with `parallelism=single precision=bf16`:\n")
+    rows(BF16)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from meshrunner.recipes.model.experts.grouped_rows import (
 )
 from meshrunner.recipes.model.network import Network
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles, stream_placement
-from meshrunner.recipes.model.transformer import FeedForward
+from meshrunner.recipes.model.transformer import FeedForward, in_compute_dtype
 
 
 class Router(nn.Module):
@@ -100,10 +100,7 @@ class GroupedExperts(nn.Module):
             weights = [ScaleGradient.apply(w, 1 / self.group.size()) for w in weights]  # type: ignore[no-untyped-call]
         if leaves_empty_groups(rows.device):
             weights = [ZeroGradient.apply(w, load == 0) for w in weights]  # type: ignore[no-untyped-call]
-        if torch.is_autocast_enabled(rows.device.type):  # autocast does not cover grouped matmuls
-            dtype = torch.get_autocast_dtype(rows.device.type)
-            rows, weights = rows.to(dtype), [w.to(dtype) for w in weights]
-        w1, w3, w2 = weights
+        w1, w3, w2 = map(in_compute_dtype, weights)  # autocast does not cover grouped matmuls
         ends = load.cumsum(0, dtype=torch.int32)
         return grouped_mm(F.silu(grouped_mm(rows, w1, ends)) * grouped_mm(rows, w3, ends), w2, ends)
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from meshrunner.recipes.model.decoder import Decoder, Experts
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.network import Initial, Loads, TruncatedNormal
-from meshrunner.recipes.model.transformer import Block, Transformer
+from meshrunner.recipes.model.transformer import Block, Transformer, in_compute_dtype
 
 
 class ExpertBlock(Block):
@@ -41,7 +41,8 @@ class MoETransformer(Transformer):
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return logits, or the cross entropy if targets are given. The balance loss adds to the gradient, not to this value."""
-        x, balance = self.through_blocks(self.tok_embeddings(tokens), self.positions(tokens), count=targets is not None)
+        x = in_compute_dtype(self.tok_embeddings(tokens))
+        x, balance = self.through_blocks(x, self.positions(tokens), count=targets is not None)
         x = self.norm(x)
         if targets is None:
             return self.output(x)

@@ -11,7 +11,7 @@ from meshrunner.recipes.model.hybrid.hybrid import Hybrid
 from meshrunner.recipes.model.hybrid.mamba import Mamba
 from meshrunner.recipes.model.network import ONES, ZEROS, Initial, InverseSoftplus, LogOfUniform, TruncatedNormal
 from meshrunner.recipes.model.tensor_plan import TensorPlan, matmul_styles, stream_placement
-from meshrunner.recipes.model.transformer import Attention, Block, FeedForward, RMSNorm
+from meshrunner.recipes.model.transformer import Attention, Block, FeedForward, RMSNorm, in_compute_dtype
 
 IGNORED = -100  # the target that torch's cross entropy ignores
 
@@ -129,7 +129,7 @@ class HybridTransformer(MoETransformer):
             # layout, the cross entropy is compiled once.
             targets = targets.clone(memory_format=torch.contiguous_format)
         # One lookup for all rows, so that FSDP gathers the table once: [rows x batch, seq, dim].
-        x, *between = self.tok_embeddings(torch.cat(rows)).split(len(tokens))
+        x, *between = in_compute_dtype(self.tok_embeddings(torch.cat(rows))).chunk(len(rows))
         x, balance = self.through_blocks(x, rope, count=targets is not None)
         hidden = self.norm(x)
         if targets is None:

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes.model.hybrid.hybrid import MambaConfig
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles
+from meshrunner.recipes.model.transformer import rms_norm
 
 
 class Mamba(nn.Module):
@@ -91,7 +92,7 @@ class Scan(nn.Module):
         # A gated RMSNorm for each group separately, because tensor parallelism does not split groups.
         y, width = y.flatten(2), self.norm.shape[0] // config.groups
         groups = (y * F.silu(z)).view(*y.shape[:-1], -1, width)
-        return F.rms_norm(groups, (width,), eps=self.norm_eps).flatten(2) * _local(self.norm).to(y.dtype)
+        return rms_norm(groups, None, self.norm_eps).flatten(2) * _local(self.norm).to(y.dtype)
 
 
 def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
