@@ -222,14 +222,14 @@ def test_no_interrupt_is_lost(folder: Path) -> None:
 @pytest.mark.parametrize("moment", [0.01 + 0.005 * i for i in range(60)])
 def test_interrupt_while_it_starts(moment: float, folder: Path) -> None:
     """
-    Before there is a handler Python's own ends the process, with 1 while `site` is imported, and for a moment before it is lost:
-    then the interpreter prints it and goes on. Afterwards no signal is lost.
+    Before there is a handler Python's own ends the process, with 1 while it sets up its streams and imports `site`, and
+    for a moment before it is lost: then the interpreter prints it and goes on. Afterwards no signal is lost.
     """
     with started(folder=folder) as command:
         time.sleep(moment)
         command.interrupt()
         ended = command.wait()
-        by_python = "init_import_site", "Failed checking if argv[0] is an import path entry"
+        by_python = "init_sys_streams", "init_import_site", "Failed checking if argv[0] is an import path entry"
         assert ended.code in (130, -signal.SIGINT) or any(text in ended.err for text in by_python), ended
         command.check_nobody_left()
 
