@@ -7,7 +7,7 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.predict.forecast import SpeedForecast
 from meshrunner.runner.predict.published import stated_error
-from meshrunner.runner.predict.record.trace_events import Allocated, Collective, EventLog, Freed, UsedByStream
+from meshrunner.runner.predict.record.trace_events import Collective, EventLog, MemoryEvent
 from meshrunner.runner.predict.timing.rates import CPURates, Fp32Rate, GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
 from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_depths
@@ -93,7 +93,7 @@ def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
     Events about memory are dropped, so that `step_time` is fast.
     """
     workload, _ = trace_run(experiment.on(device.type), device, shallow=True)
-    dropped = (Allocated, Freed, UsedByStream, *((Collective,) if experiment.launch.emulate is not None else ()))
+    dropped = MemoryEvent if experiment.launch.emulate is None else MemoryEvent | Collective
     timed: list[EventLog] = [
         [event for event in events if not isinstance(event, dropped)] for events in workload.events
     ]

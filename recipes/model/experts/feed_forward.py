@@ -17,7 +17,9 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 
 from meshrunner.recipes.model.decoder import Experts
 from meshrunner.recipes.model.experts.grouped_rows import (
+    FP32Linear,
     ScaleGradient,
+    WeightedSum,
     ZeroGradient,
     exchanged,
     grouped_mm,
@@ -49,7 +51,7 @@ class Router(nn.Module):
         if mesh is not None:
             weight = on_all_ranks(weight, mesh, Replicate())
         with torch.autocast(x.device.type, enabled=False):
-            logits = F.linear(x.float(), weight)  # [batch, seq, experts]
+            logits = FP32Linear.apply(x, weight)  # type: ignore[no-untyped-call]  # [batch, seq, experts]
         scores = logits.sigmoid() if config.score == "sigmoid" else logits.softmax(-1)
         experts = self._balanced(x) if config.routing == "balanced" else self._best(scores, bias)  # [batch, seq, K]
         weights = scores.gather(-1, experts)
@@ -100,7 +102,7 @@ class GroupedExperts(nn.Module):
             weights = [ScaleGradient.apply(w, 1 / self.group.size()) for w in weights]  # type: ignore[no-untyped-call]
         if leaves_empty_groups(rows.device):
             weights = [ZeroGradient.apply(w, load == 0) for w in weights]  # type: ignore[no-untyped-call]
-        w1, w3, w2 = map(in_compute_dtype, weights)  # autocast does not cover grouped matmuls
+        rows, w1, w3, w2 = map(in_compute_dtype, (rows, *weights))  # autocast does not cover grouped matmuls
         ends = load.cumsum(0, dtype=torch.int32)
         return grouped_mm(F.silu(grouped_mm(rows, w1, ends)) * grouped_mm(rows, w3, ends), w2, ends)
 
@@ -152,9 +154,8 @@ class ExpertFeedForward(nn.Module):
         rows = permute(tokens, order, inverse, self.per_token)  # [T x K, dim], sorted by expert
         group = self.experts.group
         rows = self.experts(rows, load) if group is None else exchanged(self.experts, rows, load, group)
-        results = permute(rows, inverse, order)  # [T x K, dim], sorted by token
-        weighted = results.view(len(tokens), self.per_token, -1).float() * weights.unsqueeze(-1)  # [T, K, dim]
-        y = weighted.sum(1).to(x.dtype).view_as(x)
+        results = permute(rows, inverse, order).view(len(tokens), self.per_token, -1)  # sorted by token, [T, K, dim]
+        y = WeightedSum.apply(results, weights).view_as(x)  # type: ignore[no-untyped-call]
         if self.shared is not None:
             if self.tensor_mesh is not None:
                 # Under tensor parallelism the gradient of x is later summed over ranks. The gradient from routed experts is this

@@ -59,6 +59,40 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
     return _wait(collectives.all_to_all_single_autograd(results, sent, received, group))
 
 
+class FP32Linear(torch.autograd.Function):
+    """F.linear in fp32. Unlike autograd, it keeps x in its own dtype for backward. x: [..., in]; weight: [out, in], fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x.float(), weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_x = (gradient @ weight).to(x.dtype) if ctx.needs_input_grad[0] else None
+        of_weight = gradient.flatten(0, -2).T @ x.flatten(0, -2).float() if ctx.needs_input_grad[1] else None
+        return of_x, of_weight
+
+
+class WeightedSum(torch.autograd.Function):
+    """Sums a token's weighted results in fp32: [tokens, dim], in the dtype of results. Unlike autograd, it keeps results in their
+    own dtype for backward. results: [tokens, K, dim]; weights: [tokens, K], fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, results: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(results, weights)
+        return (results.float() * weights.unsqueeze(-1)).sum(1).to(results.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        results, weights = ctx.saved_tensors
+        gradient = gradient.float().unsqueeze(1)  # [tokens, 1, dim]
+        of_results = (gradient * weights.unsqueeze(-1)).to(results.dtype) if ctx.needs_input_grad[0] else None
+        of_weights = (gradient * results.float()).sum(-1) if ctx.needs_input_grad[1] else None
+        return of_results, of_weights
+
+
 class ScaleGradient(torch.autograd.Function):
     """Returns `x` unchanged. Backward multiplies the gradient of `x` by `factor`."""
 

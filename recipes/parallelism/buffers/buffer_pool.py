@@ -24,6 +24,12 @@ PATIENCE_S = 5.0
 INSTEAD = "use parallelism.buffers=dynamic"
 
 
+def empty_cache(device: torch.device) -> None:
+    """Return cached memory to a GPU. Otherwise it would keep the first step's buffers for a stream that needs them no more."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 class Use(NamedTuple):
     """Address range [begin, end) of a buffer that the pool has handed to a unit."""
 
@@ -97,6 +103,7 @@ class BufferPool:
         self.offsets = plan.offsets
         block = torch.empty(plan.nbytes + placement.ALIGNMENT, dtype=torch.uint8, device=self._device)
         self._arena = block[placement.aligned(block.data_ptr()) - block.data_ptr() :]
+        empty_cache(block.device)
         return len(self._requests)
 
     def _check(self, unit: str, bucket: Bucket) -> None:

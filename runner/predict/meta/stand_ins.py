@@ -22,6 +22,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from meshrunner.recipes.model import transformer
 from meshrunner.recipes.model.network import Network
+from meshrunner.recipes.parallelism.buffers import buffer_pool
 from meshrunner.recipes.precision.base import Float8
 from meshrunner.runner.predict.meta import kernels
 from meshrunner.runner.predict.meta.autocast import autocast_on_meta
@@ -48,6 +49,11 @@ def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
     for user in (_fsdp_init, fully_shard):
         in_torch.replace(user, "_get_device_from_mesh", lambda mesh: META)
     in_torch.replace(_fsdp_param_group.FSDPParamGroup, "_validate_no_meta_params", lambda self: None)
+
+
+def planned_buffers(in_torch: Replacements, recorder: Recorder) -> None:
+    """Log that pools return the buffers of the first step to the device."""
+    in_torch.replace(buffer_pool, "empty_cache", recorder.device.empty_cache)
 
 
 def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
@@ -164,7 +170,7 @@ def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 STAND_INS = (
-    *(fsdp2_streams, fsdp2_device, fsdp1_streams, ddp_reducer),
+    *(fsdp2_streams, fsdp2_device, planned_buffers, fsdp1_streams, ddp_reducer),
     *(optimizer_devices, sharding_propagation, grouped_attention, float8_gathers),
 )
 """All replacements except those for autocast, kernels and compiled code."""

@@ -85,9 +85,12 @@ class HostWaited(NamedTuple):
     event: int | None
 
 
-TraceEvent = (
-    Allocated | Freed | UsedByStream | Operator | Collective | EventRecorded | StreamWaitedForEvent | HostWaited
-)
+class CacheEmptied(NamedTuple):
+    """The allocator returns cached memory to the device."""
+
+
+MemoryEvent = Allocated | Freed | UsedByStream | CacheEmptied
+TraceEvent = MemoryEvent | Operator | Collective | EventRecorded | StreamWaitedForEvent | HostWaited
 EventLog = list[TraceEvent]
 
 
@@ -169,3 +172,6 @@ class TracedDevice:
 
     def synchronize(self, _: Any = None) -> None:
         self.write(HostWaited(None))
+
+    def empty_cache(self, _: Any = None) -> None:
+        self.write(CacheEmptied())

@@ -8,6 +8,7 @@ from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocat
 from meshrunner.runner.predict.allocator.segments import MemoryBlock
 from meshrunner.runner.predict.record.trace_events import (
     Allocated,
+    CacheEmptied,
     Collective,
     EventLog,
     Freed,
@@ -68,6 +69,8 @@ def replay(
             memory.free(event.allocation)
         elif isinstance(event, UsedByStream):
             memory.use(event.allocation, event.stream)
+        elif isinstance(event, CacheEmptied):
+            allocator.empty_cache()
         else:
             if isinstance(event, Operator | Collective):
                 memory.enter(event.phase)

@@ -12,6 +12,7 @@ from meshrunner.runner.predict.allocator.caching_allocator import CachingAllocat
 from meshrunner.runner.predict.allocator.segments import MIB
 from meshrunner.runner.predict.record.trace_events import (
     Allocated,
+    CacheEmptied,
     Collective,
     EventLog,
     EventRecorded,
@@ -166,6 +167,13 @@ def test_at_the_capacity_the_host_waits_and_the_memory_comes_free() -> None:
     assert clock.host == 6
     assert active(found) == (40 * MIB, FORWARD) and found.peak_reserved == 40 * MIB
     assert replayed(log, 70).retries == 0
+
+
+def test_an_emptied_cache_is_not_reserved_any_more() -> None:
+    buffer = allocation(40, stream=1)
+    log: EventLog = [Allocated(buffer), Freed(buffer), CacheEmptied(), Allocated(allocation(30, AGAIN))]
+    assert replayed(log).peak_reserved == 30 * MIB
+    assert replayed([each for each in log if each != CacheEmptied()]).peak_reserved == 70 * MIB
 
 
 def test_out_of_memory() -> None:

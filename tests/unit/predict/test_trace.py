@@ -47,6 +47,7 @@ def found_or_error(*overrides: str) -> Any:
 NEEDED_BY = {
     stand_ins.fsdp2_streams: ("parallelism=fsdp2",),
     stand_ins.fsdp2_device: ("parallelism=fsdp2",),
+    stand_ins.planned_buffers: ("parallelism=fsdp2", "parallelism.buffers=max_pool"),
     stand_ins.fsdp1_streams: ("parallelism=fsdp1",),
     stand_ins.optimizer_devices: ("parallelism=fsdp2",),
     stand_ins.ddp_reducer: ("parallelism=ddp",),
@@ -56,7 +57,7 @@ NEEDED_BY = {
 }
 
 
-@pytest.mark.slow_but("fsdp2_streams", "fsdp1_streams", "optimizer_devices")
+@pytest.mark.slow_but("fsdp2_streams", "planned_buffers", "fsdp1_streams", "optimizer_devices")
 @pytest.mark.parametrize("stand_in", NEEDED_BY, ids=lambda each: each.__name__)
 def test_no_stand_in_can_be_left_out(stand_in: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = NEEDED_BY[stand_in]

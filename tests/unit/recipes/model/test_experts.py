@@ -15,7 +15,13 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.decoder import Experts
 from meshrunner.recipes.model.experts import feed_forward
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward, GroupedExperts, balance_loss
-from meshrunner.recipes.model.experts.grouped_rows import grouped_mm, inverse_of, permute
+from meshrunner.recipes.model.experts.grouped_rows import (
+    FP32Linear,
+    WeightedSum,
+    grouped_mm,
+    inverse_of,
+    permute,
+)
 from meshrunner.recipes.model.init_weights import Initialiser, initial_value
 from meshrunner.recipes.model.llama import MoE
 from meshrunner.recipes.model.network import Loads
@@ -197,6 +203,37 @@ def test_autocast_lowers_only_the_matmuls() -> None:
     assert torch.equal(lowered[1], plain[1])
     difference = (lowered[0] - plain[0]).norm() / plain[0].norm()
     assert 1e-4 < difference < 2e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_own_backwards_equal_autograd(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 5, 8).to(dtype).requires_grad_(), torch.randn(6, 8, requires_grad=True)
+    results, weights = torch.randn(7, 3, 8).to(dtype).requires_grad_(), torch.rand(7, 3, requires_grad=True)
+    for found, expected, inputs in (
+        (FP32Linear.apply(x, weight), F.linear(x.float(), weight), (x, weight)),
+        (
+            WeightedSum.apply(results, weights),
+            (results.float() * weights.unsqueeze(-1)).sum(1).to(dtype),
+            (results, weights),
+        ),
+    ):
+        assert torch.equal(found, expected)
+        into = torch.randn_like(expected)
+        for a, b in zip(*(torch.autograd.grad(each, inputs, into) for each in (found, expected)), strict=True):
+            assert a.dtype == b.dtype and (a - b).float().norm() <= 1e-6 * b.float().norm() and b.norm() > 0
+
+
+def test_nothing_large_is_kept_in_fp32() -> None:
+    layer = ExpertFeedForward(8, section(ffn_dim=16, shared_ffn_dim=16)).to(torch.bfloat16)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        layer(torch.randn(2, 7, 8, dtype=torch.bfloat16, requires_grad=True), torch.zeros(6))
+    tokens, width = 2 * 7, 8
+    large = [tuple(each.shape) for each in kept if each.dtype == torch.float32 and each.numel() >= tokens * width]
+    assert kept and not large, large
 
 
 def test_balance_loss_equals_its_formula() -> None:

@@ -55,6 +55,14 @@ def test_a_unit_keeps_its_address_and_nothing_is_allocated(plan: str) -> None:
     assert pool.step_done() == 0
 
 
+def test_memory_of_the_first_step_is_returned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[torch.device] = []
+    monkeypatch.setattr(buffer_pool, "empty_cache", calls.append)
+    pool = planned()
+    ask(pool, "a")
+    assert pool.step_done() == 0 and calls == [CPU]
+
+
 def test_reduce_scatter_inputs_share_one_range() -> None:
     pool = planned("max_pool", REDUCE_SCATTER_INPUTS)
     assert set(pool.offsets.values()) == {0}
