@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,14 +41,15 @@ class Commands:
 
     folder: Path
     until: float
-    """Deadline of the bench, as a value of time.monotonic()."""
+    """Deadline of the bench, as a value of `clock`."""
     limit: float
     """Time limit of each command, in seconds. A command that takes longer is stopped, because it seems to hang."""
+    clock: Callable[[], float] = time.monotonic
     running: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     def run(self, name: str, *command: str, **environment: str) -> Ended:
         """Run a command, and stop it if it reaches `limit` or the deadline. Append its output to NAME.log."""
-        begin, clock = time.time(), time.monotonic()
+        begin, clock = time.time(), self.clock()
         log = self.folder / f"{name}.log"
         # The bench has its own cache, so that the first start is cold.
         own = {"MESHRUNNER_CACHE": str(self.folder / "cache"), "PYTHONUNBUFFERED": "1"}
@@ -63,7 +65,7 @@ class Commands:
             finally:
                 _stop(process)
                 self.running.discard(process)
-        return Ended(code, log, begin, time.monotonic() - clock)
+        return Ended(code, log, begin, self.clock() - clock)
 
     def meshrunner(self, name: str, *arguments: str, **environment: str) -> Ended:
         return self.run(name, *MESHRUNNER, *arguments, **environment)
@@ -75,8 +77,13 @@ class Commands:
             _stop(process)
 
     @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.until - self.clock()
+
+    @property
     def over(self) -> bool:
-        return time.monotonic() >= self.until
+        return self.left <= 0
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -121,6 +128,11 @@ def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
     reason = status.get("reason") or said(ended.log) or f"exit status {ended.code}"
     reason = f"{status.get('state', 'failed')}: {reason}"
     return Outcome("failed", reason, _log(run_dir, ended), summary, steps, first)
+
+
+def overridden(words: list[str]) -> list[str]:
+    """Remove each override whose key is set again by a later override."""
+    return list({word.partition("=")[0]: word for word in words}.values())
 
 
 def said(log: Path) -> str:

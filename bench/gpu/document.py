@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.gpu.figures import FIRST, READ_EVERY, STEPS, middle, overrides, ratios, subjects
-from bench.gpu.machine import Machine
-from bench.gpu.results import Result
+from bench.gpu.figures import FIRST, READ_EVERY, REST, STEPS, middle, overrides, ratios, subjects
+from bench.gpu.results import Call, Result
 from bench.gpu.rows import STEPS as ROW_STEPS
 from bench.gpu.rows import Small
 from meshrunner.recipes.storage import replace_file
 
 FIGURES = """\
-bf16, fused AdamW, plain loss, random tokens. *Loop* is `bench/gpu/plain_loop.py` with the same recomputation, compiled by block
-in rows with `per_block`. Both run alternately, each in its own process. Each run has {steps} steps and reads metrics every
+bf16, fused AdamW, plain loss, random tokens. *Loop* is `bench/gpu/loops/plain_loop.py` with the same recomputation, compiled by
+block in rows with `per_block`. Both run alternately, each in its own process. Each run has {steps} steps and reads metrics every
 {every}. The first {every} steps are not measured, and WPS is the median over the rest. Ratios are taken pair by pair. MFU is
 relative to {peak}.
 """
+ONE_SHARD = """\
+\\* With one shard, FSDP2 casts every weight and copies it into the gathered buffer, and copies every fp32 gradient once more. The
+loop only casts, so a ratio a little below 1 is expected.
+"""
+TITAN = """\
+`bench/gpu/loops/titan.py` trains the same model with torchtitan {version}: the same batch size and optimizer, random tokens, and
+FlexAttention. *Ratio* is meshrunner's WPS, with `parallelism=fsdp2`, divided by torchtitan's.
+"""
+PLANS = "`meshrunner plan` with the settings of the measured run. *Stated* is the error that it states for its WPS."
 GRID = """\
-Each row is a `meshrunner run` of {steps} steps of a small Llama. It works if the loss and gradient norm of every step agree with
+Each row is a `meshrunner run` of {steps} steps of a small model. It works if the loss and gradient norm of every step agree with
 the reference (fp32, eager, one device), within {tolerance}.
 Every pair of options of parallelism, precision, compilation, recomputation and loss occurs in a row.
 """
-
-
+WITHOUT = ("skipped", "not run")
+"""States of rows without a result."""
 LISTED = 60
 """Maximum length of the list of rows that were not run."""
 
@@ -35,30 +42,31 @@ LISTED = 60
 class Document:
     """The Markdown file that shows all results so far. It is rewritten for each new result."""
 
-    def __init__(self, path: Path, machine: Machine, command: str) -> None:
-        self.path, self.machine, self.command = path, machine, command
-        self.ended = False
+    def __init__(self, path: Path, ended: bool = False) -> None:
+        self.path, self.ended = path, ended
 
-    def write(self, results: list[Result]) -> None:
-        parts = [self._head(results), self._figures(results), self._start(results)]
-        parts += [self._rows(results), self._not_run(results), self._commands()]
+    def write(self, calls: list[Call], results: list[Result]) -> None:
+        self.machine = calls[-1].machine
+        parts = [self._head(calls, results), self._figures(results), self._titan(results), self._plans(results)]
+        parts += [self._start(results), self._rows(results), self._not_run(results), self._commands()]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.path, ("\n".join(part for part in parts if part)).encode())
 
-    def _head(self, results: list[Result]) -> str:
+    def _head(self, calls: list[Call], results: list[Result]) -> str:
         counts = Counter(each.state for each in results)
-        summary = ", ".join(f"{counts[state]} {state}" for state in ("works", "refused", "failed", "not run"))
-        lines = [
-            f"# Options on {'GPUs' if self.machine.gpus else 'a CPU, with toy models'}, {time.strftime('%B %Y')}",
-            "",
-        ]
-        lines += [f"{self.machine.describe()}: `{self.command}`.", "", f"Rows: {summary}."]
+        states = ("works", "refused", "failed", "skipped", "not run")
+        summary = ", ".join(f"{counts[state]} {state}" for state in states)
+        device = "GPUs" if self.machine.gpus else "a CPU, with toy models"
+        lines = [f"# Options on {device}, {calls[-1].date.partition(' ')[0]}", "", f"{self.machine.describe()}.", ""]
+        for call in calls:
+            lines.append(f"- {call.date}: `{call.command}`" + (f", commit {call.commit}" if call.commit else ""))
+        lines += ["", f"Rows: {summary}."]
         if not self.ended:
             lines += ["", "The bench has not ended: it is still running, or it was stopped."]
         return "\n".join(lines) + "\n"
 
     def _figures(self, results: list[Result]) -> str:
-        cases = dict.fromkeys(each.what for each in results if each.part == "figures" and each.state != "not run")
+        cases = _shown(results, "figures")
         if not cases:
             return ""
         peaks = {each.figures.get("peak_tflops") for each in results} - {None}
@@ -68,37 +76,69 @@ class Document:
         head = ["", "WPS", "loop", "ratio", "MFU", "loop", "peak active, GiB", "loop"]
         rows = []
         for what in cases:
-            ours, loop = (_of(results, what, side) for side in ("meshrunner", "loop"))
-            found = ratios(ours, loop)
-            row = [f"`{what}`", _speed(ours), _speed(loop), _spread(found, ".3f")]
+            ours, loop = _of(results, "figures", what), _loop_of(results, what)
+            ratio = _spread(ratios(ours, loop), ".3f") + " \\*" * (bool(loop) and "parallelism=fsdp2" in what.split())
+            row = [f"`{what}`", _speed(ours), _speed(loop), ratio]
             row += [_number(middle(each, "mfu"), ".1f", "%") for each in (ours, loop)]
             row += [_number(middle(each, "peak_active_gib"), ".2f") for each in (ours, loop)]
             rows.append(row)
-        return "\n".join([*lines, *_table(head, rows)])
+        remarks = [f"- `{each.what}`: {each.reason}" for each in results if each.part == "figures" and _remark(each)]
+        return "\n".join([*lines, *_table(head, rows), ONE_SHARD, *remarks, *[""] * bool(remarks)])
 
     def _subject(self, key: str) -> str:
         subject = subjects(self.machine)[key]
         return f"{subject.title}, sequence length {subject.seq_len:,}, micro batch {subject.micro_batch}"
 
-    def _start(self, results: list[Result]) -> str:
-        cases = dict.fromkeys(each.what for each in results if each.part == "figures" and each.state == "works")
+    def _titan(self, results: list[Result]) -> str:
         rows = []
-        for what in cases:
-            ours, loop = (_of(results, what, side) for side in ("meshrunner", "loop"))
+        for what in _shown(results, "torchtitan"):
+            theirs = _of(results, "torchtitan", what)
+            ours = _of(results, "figures", f"{what.rpartition(' ')[0]} parallelism=fsdp2")
+            row = [f"`{what}`", _speed(theirs), _spread(ratios(ours[:1], theirs), ".3f")]
+            rows.append([*row, _number(middle(theirs, "peak_active_gib"), ".2f")])
+        if not rows:
+            return ""
+        head = ["", "WPS", "ratio", "peak active, GiB"]
+        text = TITAN.format(version=self.machine.version("torchtitan"))
+        return "\n".join(["## torchtitan", "", text, *_table(head, rows)])
+
+    def _plans(self, results: list[Result]) -> str:
+        rows = []
+        for what in _shown(results, "plan"):
+            plan, run = _of(results, "plan", what), _of(results, "figures", what)
+            error = middle(plan, "wps_error_pct")
+            row = [f"`{what}`", _number(middle(run, "wps"), ",.0f"), _speed(plan)]
+            row += [
+                _number(error, ".0f", "%"),
+                *(_number(middle(each, "peak_active_gib"), ".2f") for each in (run, plan)),
+            ]
+            rows.append(row)
+        if not rows:
+            return ""
+        head = ["", "WPS", "plan", "stated", "peak active, GiB", "plan"]
+        return "\n".join(["## Predictions", "", PLANS, "", *_table(head, rows)])
+
+    def _start(self, results: list[Result]) -> str:
+        rows = []
+        for what in _shown(results, "figures"):
+            ours = _of(results, "figures", what)
             times = [
                 [each.figures["first_step_s"] for each in side if each.figures.get("first_step_s")]
-                for side in (ours, loop)
+                for side in (ours, _loop_of(results, what))
             ]
+            if not any(times):
+                continue
             row = [f"`{what}`", *(", ".join(f"{value:.1f}" for value in side) or "-" for side in times)]
             rows.append([*row, _number(middle(ours, "startup_active_gib"), ".2f")])
         if not rows:
             return ""
-        text = "Seconds from the command to the end of the first step, for each run. Before the first run nothing is compiled."
+        text = "Seconds from the command to the end of the first step, for each run. Each call of the bench begins with an empty"
+        text += " cache of compiled code."
         head = ["", "meshrunner", "loop", "peak active during start-up, GiB"]
         return "\n".join(["## Start", "", text, "", *_table(head, rows)])
 
     def _rows(self, results: list[Result]) -> str:
-        found = [each for each in results if each.part != "figures" and each.state != "not run"]
+        found = [each for each in results if each.part in ("grid", "proofs") and each.state not in WITHOUT]
         if not found:
             return ""
         tolerance = "1e-4 and 1e-3 in fp32, 1e-2 and 5e-2 in bf16 and TF32, 5e-2 and 2e-1 in float8"
@@ -110,10 +150,12 @@ class Document:
         return "\n".join([*lines, *_table(["", "result", "reason", "peak active, GiB"], rows)])
 
     def _not_run(self, results: list[Result]) -> str:
-        left = [each for each in results if each.state == "not run"]
+        left = [each for each in results if each.state in WITHOUT]
         if not left:
             return ""
-        lines = [*dict.fromkeys(f"- `{each.what}`: {each.reason}" for each in left)]
+        names = {"grid": "", "proofs": "", "figures": ""}
+        lines = [f"- {names.get(each.part, f'{each.part}: ')}`{each.what}`: {each.reason}" for each in left]
+        lines = [*dict.fromkeys(lines)]
         more = [f"- and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
         return "\n".join(["## Not run", "", *lines[:LISTED], *more, ""])
 
@@ -125,8 +167,23 @@ class Document:
         return f"## Commands\n\n{grid_row}\n\n`{case.what}`: `meshrunner run {words}`.\n"
 
 
-def _of(results: list[Result], what: str, side: str) -> list[Result]:
-    return [each for each in results if each.what == what and each.figures.get("side") == side]
+def _shown(results: list[Result], part: str) -> list[str]:
+    """Return the rows of a part that ran."""
+    return [*dict.fromkeys(each.what for each in results if each.part == part and each.state not in WITHOUT)]
+
+
+def _remark(result: Result) -> bool:
+    return result.state == "works" and bool(result.reason)
+
+
+def _of(results: list[Result], part: str, what: str) -> list[Result]:
+    return sorted((each for each in results if (each.part, each.what) == (part, what)), key=lambda each: each.round)
+
+
+def _loop_of(results: list[Result], what: str) -> list[Result]:
+    """Return the results of the hand-written loop that did the work of a case."""
+    case = next((each for each in (*FIRST, *REST) if each.what == what), None)
+    return _of(results, "loop", case.loop) if case else []
 
 
 def _speed(results: list[Result]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from bench.gpu.machine import Machine
+
 Steps = list[tuple[float, float]]
 """Loss and gradient norm of each step."""
 AXES = {
@@ -17,9 +19,16 @@ AXES = {
 """Options to combine, keyed by config group. Each compatible pair is in a row below. `--product` tests all combinations."""
 
 REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoint=none loss=plain"
-"""Row with the expected losses and gradient norms, within TOLERANCE, of every row whose model has no experts."""
+"""Row with the expected losses and gradient norms, within TOLERANCE, of every row of the default model."""
 EXPERT_REFERENCE = "model=moe_tiny parallelism=single precision=fp32"
-"""Row with the expected losses and gradient norms, within TOLERANCE, of every row whose model has experts."""
+HYBRID_REFERENCE = "model=hybrid_tiny parallelism=single precision=fp32 model.mamba.kernel=torch"
+MTP_REFERENCE = f"{HYBRID_REFERENCE} model.mtp.depth=2"
+REFERENCES = {
+    "model.mtp.depth=2": MTP_REFERENCE,
+    "model=hybrid_tiny": HYBRID_REFERENCE,
+    "model=moe_tiny": EXPERT_REFERENCE,
+}
+"""Reference of the rows that contain an override. The first key that a row contains counts. Without any, it is REFERENCE."""
 
 FIRST = [
     "parallelism=fsdp2 precision=bf16 compile=per_block activation_checkpoint=none loss=plain",
@@ -40,6 +49,10 @@ SEVERAL = {
     "parallelism=fsdp2_tp precision=bf16 compile=per_block activation_checkpoint=selective_op": 4,
     "parallelism=fsdp1_tp precision=fp32 micro_batch=2": 4,
     "parallelism=hsdp2 precision=bf16 compile=per_block": 4,
+    "parallelism=hsdp1 precision=bf16 compile=per_block": 4,
+    "parallelism=megatron_fsdp precision=bf16": 2,
+    "parallelism=megatron_fsdp precision=fp32 activation_checkpoint=full": 2,
+    "parallelism=megatron_fsdp precision=bf16 parallelism.double_buffer=max_pool": 2,
     "parallelism=fsdp2 precision=fp32": 4,
     "parallelism=fsdp2 precision=bf16 parallelism.buffers=max_pool parallelism.prefetch=2": 2,
     "parallelism=fsdp2 precision=fp32 parallelism.buffers=scheduled activation_checkpoint=full": 2,
@@ -88,8 +101,28 @@ REST = [
     "precision=bf16 profiler=trace compile=per_block",
     "parallelism=fsdp2 parallelism.cpu_offload=true precision=fp32 parallelism.accumulate=hold",
     "parallelism=ddp precision=bf16 compile=per_block activation_checkpoint=selective_op",
+    "parallelism=ddp precision=bf16",
+    "parallelism=single precision=bf16",
+    "parallelism=megatron_fsdp precision=bf16 launch.workers=1",
+    "parallelism=megatron_fsdp precision=fp32 launch.workers=1 activation_checkpoint=full",
 ]
 """Rows that run after the first speeds are measured."""
+HYBRIDS = [
+    *(
+        f"model=hybrid_tiny model.mamba.kernel=torch precision={precision} compile={compile}"
+        for precision in ("bf16", "fp32")
+        for compile in ("eager", "per_block")
+    ),
+    "model=hybrid_tiny model.mamba.kernel=torch precision=bf16 deterministic=true",
+    "model=hybrid_tiny model.mamba.kernel=torch precision=fp32 deterministic=true compile=per_block",
+    "model=hybrid_tiny model.mamba.kernel=torch model.mtp.depth=2 precision=fp32",
+    "model=hybrid_tiny model.mamba.kernel=torch model.mtp.depth=2 precision=bf16 compile=per_block",
+    "model=hybrid_tiny model.mamba.kernel=fused precision=fp32",
+    "model=hybrid_tiny model.mamba.kernel=fused precision=bf16",
+    "model=hybrid_tiny model.mamba.kernel=fused precision=bf16 compile=per_block",
+    "model=hybrid_tiny model.mamba.kernel=fused precision=bf16 deterministic=true",
+]
+"""Rows whose model has Mamba-2 blocks."""
 EXPERTS = [
     "model=moe_tiny precision=bf16 compile=per_block",
     "model=moe_tiny precision=fp32",
@@ -97,7 +130,7 @@ EXPERTS = [
     "model=moe_tiny parallelism=ddp precision=bf16",
     "model=moe_tiny precision=bf16 compile=per_block activation_checkpoint=selective_op",
 ]
-"""Rows whose model has experts. They are compared with EXPERT_REFERENCE."""
+"""Rows whose model has experts."""
 REFUSED = [
     "parallelism=ddp precision=float8",
     "precision=fp32 compile=eager activation_checkpoint=memory_budget",
@@ -128,7 +161,26 @@ TOLERANCE = {
 
 def reference_of(row: str) -> str:
     """Return the reference row with which a row is compared."""
-    return EXPERT_REFERENCE if "model=moe_tiny" in row.split() else REFERENCE
+    return next((reference for word, reference in REFERENCES.items() if word in row.split()), REFERENCE)
+
+
+def missing(row: str, machine: Machine, devices: int) -> str:
+    """Return why a machine cannot run a row on `devices` ranks, or "" if it can."""
+    words = {*row.split()}
+    packages = {"precision=float8": "torchao"}
+    packages |= {"model.mamba.kernel=fused": "mamba-ssm", "parallelism=megatron_fsdp": "megatron-fsdp"}
+    on_gpu = ("fused", "megatron_fsdp", "process_group", "symmetric")
+    if devices > machine.devices:
+        return f"it needs {devices} GPUs"
+    if not machine.gpus and (found := [word for word in words if word.partition("=")[2] in on_gpu]):
+        return f"{found[0]} needs a GPU"
+    if package := next((name for word, name in packages.items() if word in words and not machine.version(name)), ""):
+        return f"the package {package} is not installed"
+    if words & {"parallelism=ep", "parallelism.buffers=symmetric"} and machine.torch < (2, 12):
+        return "it needs torch 2.12 or later"
+    if devices == 1 and words & {"parallelism.buffers=max_pool", "parallelism.buffers=scheduled"}:
+        return "it needs 2 GPUs: with one shard, FSDP2 gathers nothing into a pool"
+    return ""
 
 
 def dtype_of(row: str) -> str:

@@ -7,11 +7,14 @@ import os
 import platform
 import subprocess
 import sys
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from meshrunner.runner.config.devices import cores, cpu_name, gpu_count
 
+PACKAGES = ("torchao", "mamba-ssm", "megatron-fsdp", "torchtitan", "scipy")
+"""Packages that some rows need. meshrunner runs without them."""
 CPU_RANKS = 4
 """Maximum number of ranks in a run on a CPU."""
 PROBE = """
@@ -37,6 +40,7 @@ class Machine(NamedTuple):
     """Memory of the smallest GPU in GiB; None if there is no GPU."""
     cores: int
     versions: tuple[str, ...]
+    """Software, for example `torch 2.13.0`."""
     exclusive: bool = False
     """Whether the first GPU accepts only one process at a time."""
 
@@ -49,6 +53,26 @@ class Machine(NamedTuple):
     def pair(self) -> int:
         """Number of ranks of a run whose row does not set it: 2, so that ranks communicate, or 1 if there is only one GPU."""
         return 1 if self.gpus == 1 else 2
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> Machine:
+        """Return the machine that `_asdict` described in JSON."""
+        return cls(**saved | {"versions": tuple(saved["versions"])})
+
+    def version(self, package: str) -> str | None:
+        """Return the version of a package, or None if it is not installed."""
+        return next((each.partition(" ")[2] for each in self.versions if each.startswith(f"{package} ")), None)
+
+    @property
+    def torch(self) -> tuple[int, ...]:
+        """Major and minor version of torch."""
+        return tuple(int(number) for number in (self.version("torch") or "0.0").split(".")[:2])
+
+    def differs(self, other: Machine) -> str:
+        """Describe how the device or the software of another machine differs, or return "". Cores and memory may differ."""
+        mine, others = ({f"{each.gpus} x {each.name}", *each.versions} for each in (self, other))
+        missing, more = (", ".join(sorted(each)) or "nothing" for each in (mine - others, others - mine))
+        return "" if mine == others else f"{missing} there, {more} here"
 
     def describe(self) -> str:
         what = (
@@ -69,6 +93,9 @@ class Machine(NamedTuple):
 def this_machine() -> Machine:
     """Return this machine. Query the GPUs in another process, so that this process uses no GPU memory."""
     versions = [f"torch {version('torch')}", f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions.append(f"{package} {version(package)}")
     gpus = gpu_count()
     if not gpus:
         return Machine(cpu_name(), 0, None, cores(), tuple(versions))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.gpu.commands import Commands, Outcome, outcome, shown
+from bench.gpu.commands import Commands, Outcome, outcome, overridden, shown
 from bench.gpu.grid import LEAVES, Steps, differs, reference_of
 from bench.gpu.machine import Machine
 from bench.gpu.results import Result
 from meshrunner.runner.rundir.files import CONFIG
 
 STEPS = 8
+OUT_OF_MEMORY = "a sweep in which memory runs out"
 
 
 class Small(NamedTuple):
@@ -36,20 +37,18 @@ class Small(NamedTuple):
         """Return all overrides of a row's command."""
         words = row.split()
         more = ["model.n_layers=2"] if "model=moe_tiny" in words else []  # the first layer has no experts
+        if self.machine.gpus and "compile=whole_model" in words:
+            more.append("launch.start_timeout_minutes=4")
         more += ["precision.emulate=true"] if "precision=float8" in words and not self.machine.gpus else []
         more += [f"loss.tokens={85 if self.machine.gpus else 5}"] if "loss=chunked" in words else []  # several chunks
         workers = 1 if "parallelism=single" in words else devices or self.machine.pair
-        return overridden([*self.common, f"launch.workers={workers}", *words, *more])
-
-
-def overridden(words: list[str]) -> list[str]:
-    """Remove each override whose key is set again by a later override."""
-    return list({word.partition("=")[0]: word for word in words}.values())
+        common = [each for each in self.common if "model=hybrid_tiny" not in words or "model.n_layers=" not in each]
+        return overridden([*common, f"launch.workers={workers}", *words, *more])
 
 
 def grid_row(
     row: str, number: int, small: Small, commands: Commands, lane: dict[str, str], reference: Steps, devices: int | None
-) -> tuple[Result, Steps]:
+) -> Result:
     """Run a row of the grid. The row fails if a file in LEAVES is missing or a step differs from a non-empty `reference`."""
     name = f"row-{number:03}"
     run_dir = commands.folder / name
@@ -61,7 +60,10 @@ def grid_row(
         found = found._replace(state="failed", reason=reason, log=shown(run_dir)) if reason else found
         if not reason and not reference and row != reference_of(row):
             found = found._replace(reason="not compared: the reference did not run")
-    return _result("grid", row, found, ended.seconds), found.steps
+    result = _result("grid", row, found, ended.seconds)
+    if row == reference_of(row):
+        result.figures["steps"] = found.steps
+    return result
 
 
 def _missing(row: str, run_dir: Path) -> str:
@@ -69,11 +71,11 @@ def _missing(row: str, run_dir: Path) -> str:
     return next((f"it wrote no {pattern}" for pattern in wanted if not list(run_dir.glob(pattern))), "")
 
 
-def resumed_row(kind: str, small: Small, commands: Commands, lane: dict[str, str], reference: Steps) -> Result:
+def resumed_row(options: str, small: Small, commands: Commands, lane: dict[str, str], reference: Steps) -> Result:
     """Train half of the steps with checkpoints, then resume the run. All losses and gradient norms must match `reference`."""
-    name, what = f"resume-{kind}", f"resume, checkpoint={kind}"
+    name, what = f"resume {options}".replace(" ", "-"), f"resume, {options}"
     run_dir = commands.folder / name
-    row = f"parallelism=fsdp2 precision=fp32 checkpoint={kind} checkpoint.every={STEPS // 4} steps={STEPS // 2}"
+    row = f"precision=fp32 {options} checkpoint.every={STEPS // 4} steps={STEPS // 2}"
     first = commands.meshrunner(name, "run", *small.overrides(row), f"hydra.run.dir={run_dir}", **lane)
     found = outcome(run_dir, first, commands)
     if found.state != "works":
@@ -109,7 +111,7 @@ def out_of_memory_row(small: Small, commands: Commands) -> Result:
     found = [
         outcome(run_dir, ended, commands) for run_dir in sorted(each.parent for each in sweep.glob("*/config.yaml"))
     ]
-    what = f"a sweep in which memory runs out, {batches}"
+    what = OUT_OF_MEMORY
     if ended.code is None or len(found) != 3:
         return _result("proofs", what, outcome(sweep, ended, commands), ended.seconds)
     states = [each.reason.partition(":")[0] if each.reason else "completed" for each in found]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from argparse import Namespace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from bench.gpu import figures, grid, plain_loop
+from bench.gpu import figures, grid
 from bench.gpu.bench import CPU_LIMIT_S, Bench
 from bench.gpu.commands import REPOSITORY, Commands
 from bench.gpu.document import Document
+from bench.gpu.jobs import RESUMED, Job, Jobs, Stage
+from bench.gpu.loops import plain_loop
+from bench.gpu.loops.plain_llama import PlainLlama
 from bench.gpu.machine import this_machine
-from bench.gpu.plain_llama import PlainLlama
-from bench.gpu.results import Result, Results
+from bench.gpu.results import Call, Result, Results, read
 from meshrunner.recipes.model.init_weights import initial_value
 from tests.composed import experiment
 from tests.e2e.command import BOUND_S, Command
@@ -26,22 +28,34 @@ if (machine := this_machine()).gpus:
     pytest.skip("the small form is that of a machine without GPUs", allow_module_level=True)
 
 
+class Made(NamedTuple):
+    """A bench whose reference row has run."""
+
+    bench: Bench
+    jobs: Jobs
+
+    @property
+    def folder(self) -> Path:
+        return self.jobs.keep
+
+    def found(self, *jobs: Job) -> list[Result]:
+        """Run jobs, and return their results."""
+        self.bench.run(Stage([*jobs], True))
+        keys = {job.key for job in jobs}
+        return [each for each in self.bench.results.all if each.key in keys]
+
+
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """On this machine, with its reference row done."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """On this machine."""
     folder = tmp_path_factory.mktemp("bench")
     commands = Commands(folder, time.monotonic() + 86400, CPU_LIMIT_S)
-    document = Document(folder / "gpu.md", machine, "python -m bench gpu")
-    made = Bench(machine, commands, Results(folder / "results.jsonl", document.write))
-    made.run([made._row(grid.REFERENCE)], False)
-    assert made.results.all[0].state == "works" and len(made.references[grid.REFERENCE]) == 8, made.results.all
+    results = Results(folder / "results.jsonl", Document(folder / "gpu.md").write)
+    results.begin(Call("2026-11-26 12:00", "python -m bench gpu --cpu", "", machine))
+    made = Made(Bench(machine, commands, results), Jobs(machine, commands, results, folder))
+    [reference] = made.found(made.jobs.row(grid.REFERENCE))
+    assert reference.state == "works" and len(reference.figures["steps"]) == 8, reference
     return made
-
-
-def found(bench: Bench, *jobs: object) -> list[Result]:
-    before = len(bench.results.all)
-    bench.run(list(jobs), True)  # type: ignore[arg-type]
-    return bench.results.all[before:]
 
 
 WORK = {
@@ -52,53 +66,56 @@ WORK = {
     "parallelism=fsdp1_tp precision=fp32 micro_batch=2": 4,
     grid.EXPERT_REFERENCE: None,
     "model=moe_tiny parallelism=ep precision=fp32": 2,
+    "model=hybrid_tiny model.mamba.kernel=torch precision=bf16 deterministic=true": None,
+    "model=hybrid_tiny model.mamba.kernel=torch model.mtp.depth=2 precision=fp32": None,
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", WORK)
-def test_a_row_works(row: str, bench: Bench) -> None:
-    [result] = found(bench, bench._row(row, WORK[row]))
-    assert (result.state, result.reason) == ("works", ""), result
+def test_a_row_works(row: str, made: Made) -> None:
+    [reference] = made.found(made.jobs.row(grid.reference_of(row)))
+    [result] = made.found(made.jobs.row(row, WORK[row]))
+    assert reference.state == "works" and (result.state, result.reason) == ("works", ""), result
 
 
 @pytest.mark.slow
-def test_a_row_is_refused_with_the_reason(bench: Bench) -> None:
-    [result] = found(bench, bench._row("precision=fp32 compile=eager activation_checkpoint=memory_budget"))
+def test_a_row_is_refused_with_the_reason(made: Made) -> None:
+    [result] = made.found(made.jobs.row("precision=fp32 compile=eager activation_checkpoint=memory_budget"))
     assert result.state == "refused" and result.reason.startswith("These settings do not go together:"), result
     assert "the compiler enforces the memory budget" in result.reason
 
 
 @pytest.mark.slow
-def test_a_row_fails_with_the_reason_and_the_log(bench: Bench) -> None:
-    [result] = found(bench, bench._row("precision=fp32 model.kind=tests.e2e.faulty:Raises +model.rank=1"))
+def test_a_row_fails_with_the_reason_and_the_log(made: Made) -> None:
+    [result] = made.found(made.jobs.row("precision=fp32 model.kind=tests.e2e.faulty:Raises +model.rank=1"))
     assert result.state == "failed" and result.reason.startswith("failed: rank 1: "), result
     assert Path(result.log).name == "rank1.log" and "Traceback" in Path(result.log).read_text()
 
 
 @pytest.mark.slow
-def test_a_row_that_is_trained_otherwise_fails(bench: Bench) -> None:
-    [result] = found(bench, bench._row("precision=fp32 seed=1"))
+def test_a_row_that_is_trained_otherwise_fails(made: Made) -> None:
+    [result] = made.found(made.jobs.row("precision=fp32 seed=1"))
     assert result.state == "failed" and "in the reference" in result.reason, result
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dcp", "dcp_async"])
-def test_a_run_is_resumed(kind: str, bench: Bench) -> None:
-    [result] = found(bench, bench._resumed(kind))
+@pytest.mark.parametrize("kind", RESUMED)
+def test_a_run_is_resumed(kind: str, made: Made) -> None:
+    [result] = made.found(made.jobs.resumed(kind))
     assert result.state == "works" and result.reason.startswith("saving a checkpoint stops training for 0."), result
 
 
 @pytest.mark.slow
-def test_memory_runs_out(bench: Bench) -> None:
-    [result] = found(bench, bench._out_of_memory())
+def test_memory_runs_out(made: Made) -> None:
+    [result] = made.found(made.jobs.out_of_memory())
     assert result.state == "works" and "out of host memory in step 1 (forward of output)" in result.reason, result
 
 
 @pytest.mark.slow
-def test_meshrunner_and_the_loop_do_the_same(bench: Bench) -> None:
+def test_meshrunner_and_the_loop_do_the_same(made: Made) -> None:
     """The same parameters and FLOPs; losses that fall alike."""
-    ours, loop = found(bench, *bench._pair(figures.Case("8B", "none", "eager")))
+    ours, loop = made.found(*made.jobs.in_turn([figures.Case("8B", "none", "eager")]))
     assert ours.state == loop.state == "works", (ours, loop)
     for key in ("parameters", "flops_per_token"):
         assert ours.figures[key] == loop.figures[key] > 0
@@ -106,18 +123,26 @@ def test_meshrunner_and_the_loop_do_the_same(bench: Bench) -> None:
         losses = result.figures["losses"]
         assert len(losses) == figures.STEPS and result.figures["wps"] > 0 and result.figures["mfu"] > 0
         assert losses[-1] < losses[0] - 0.2
-    text = (bench.commands.folder / "gpu.md").read_text()
+    text = (made.folder / "gpu.md").read_text()
     assert "## Speed and memory" in text and "## Start" in text
 
 
 @pytest.mark.slow
+def test_memory_is_predicted_and_measured(made: Made) -> None:
+    case = figures.Case("nemotron", "none", "eager")
+    [run] = made.found(made.jobs.measured(case))
+    [plan] = made.found(made.jobs.planned(case))
+    assert run.state == plan.state == "works" and plan.figures["peak_active_gib"] > 0, (run, plan)
+
+
+@pytest.mark.slow
 def test_from_the_same_weights_the_loop_has_the_losses_of_meshrunner(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bf16, over all steps: the same dtypes, clipping, learning rates and optimizer."""
     case = figures.Case("8B", "selective_op", "eager")
     subject = figures.subjects(machine)["8B"]
-    [ours] = found(bench, bench._measured(case))
+    [ours] = made.found(made.jobs.measured(case))
     expected = torch.tensor(ours.figures["losses"])
     arguments = {"recompute": case.recompute, "compile": case.compile, "device": "cpu", "lr": subject.lr}
     arguments |= {"steps": figures.STEPS, "read_every": figures.READ_EVERY}
@@ -137,8 +162,9 @@ def test_from_the_same_weights_the_loop_has_the_losses_of_meshrunner(
 
 @pytest.mark.slow
 def test_a_bench_that_is_stopped_has_written_what_it_found(tmp_path: Path) -> None:
-    out, folder = tmp_path / "gpu.md", tmp_path / "runs"
-    words = ("-m", "bench", "gpu", "--quick", "--minutes", "1000", "--out", str(out), "--folder", str(folder))
+    folder = tmp_path / "found"
+    out = folder / "gpu.md"
+    words = ("-m", "bench", "gpu", "--cpu", "--minutes", "1000", "--folder", str(folder))
     paths = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'package'}"}
     with Command(*words, cwd=tmp_path, program=(sys.executable,), **paths) as command:
         command.until(lambda: out.exists() and grid.REFERENCE in out.read_text())
@@ -148,14 +174,14 @@ def test_a_bench_that_is_stopped_has_written_what_it_found(tmp_path: Path) -> No
     assert ended.code == 143, ended
     text = out.read_text()
     assert "has not ended" in text and f"| `{grid.REFERENCE}` | works |" in text
-    assert json.loads((folder / "results.jsonl").read_text().splitlines()[0])["state"] == "works"
+    assert any(each.what == grid.REFERENCE and each.state == "works" for each in read(folder / "results.jsonl")[1])
 
 
 @pytest.mark.slow
 def test_in_its_own_time(tmp_path: Path) -> None:
     """As many rows as the time is for, the most telling first: none fails, and those that are left are listed."""
-    out = tmp_path / "gpu.md"
-    words = ("-m", "bench", "gpu", "--minutes", "6", "--out", str(out), "--folder", str(tmp_path / "runs"))
+    out = tmp_path / "found" / "gpu.md"
+    words = ("-m", "bench", "gpu", "--cpu", "--part", "options", "--minutes", "6", "--folder", str(out.parent))
     paths = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'package'}"}
     with Command(*words, cwd=tmp_path, program=(sys.executable,), **paths) as command:
         ended = command.wait(3600)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import time
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.gpu import figures, grid, plain_loop
-from bench.gpu.bench import RESERVE_S, Bench, Job
-from bench.gpu.commands import Commands
+from bench.gpu import figures, grid
 from bench.gpu.document import Document
+from bench.gpu.loops import plain_loop
+from bench.gpu.loops.plain_llama import PlainLlama
+from bench.gpu.loops.shape import Shape
 from bench.gpu.machine import Machine
-from bench.gpu.plain_llama import PlainLlama
-from bench.gpu.results import Result, Results
+from bench.gpu.results import Call, Result, Results
 from bench.gpu.rows import Small
-from bench.gpu.shape import Shape
 from meshrunner.recipes.errors import Incompatible
 from meshrunner.recipes.loss.base import cross_entropy
 from meshrunner.recipes.model.transformer import Transformer
@@ -37,7 +34,8 @@ MACHINES = {
     "node": Machine("NVIDIA H100 80GB HBM3", 8, 79.1, 64, ()),
 }
 ROWS = (
-    dict.fromkeys((grid.REFERENCE, grid.EXPERT_REFERENCE, *grid.FIRST, *grid.REST, *grid.EXPERTS, *grid.REFUSED))
+    dict.fromkeys((grid.REFERENCE, *grid.REFERENCES.values(), *grid.FIRST, *grid.REST, *grid.HYBRIDS, *grid.EXPERTS))
+    | dict.fromkeys(grid.REFUSED)
     | grid.SEVERAL
 )
 ON_ITS_OWN = Shape(304, 32, 2, 4, 2, 64, rope_theta=10000.0)
@@ -90,6 +88,8 @@ def test_a_row_is_a_configuration(machine: str) -> None:
 @pytest.mark.parametrize("machine", ["cpu", "one", "old"])
 def test_the_loop_has_the_shape_that_meshrunner_trains(machine: str) -> None:
     for name, subject in figures.subjects(MACHINES[machine]).items():
+        if subject.shape is None:
+            continue
         case = figures.Case(name, "selective_op", "per_block")
         checked = experiment(*figures.overrides(case, subject, MACHINES[machine]))
         shape, model = subject.shape, checked.model
@@ -100,6 +100,43 @@ def test_the_loop_has_the_shape_that_meshrunner_trains(machine: str) -> None:
         assert count == sum(weight.numel() for weight in model.on_meta(subject.seq_len).parameters())
         assert shape.flops_per_token(count, subject.seq_len) == model.flops_per_token(subject.seq_len).total
         assert checked.measure_after == checked.log_every == figures.READ_EVERY < checked.steps == figures.STEPS
+
+
+@pytest.mark.parametrize("case", [*figures.BATCHES[:1], *figures.SETTINGS, *figures.MODELS[:1], *figures.MODELS[-1:]])
+def test_a_measured_case_is_a_configuration(case: figures.Case) -> None:
+    checked = experiment(*figures.overrides(case, figures.subjects(MACHINES["old"])[case.subject], MACHINES["old"]))
+    assert checked.compile.kind == case.compile and checked.steps == figures.STEPS
+    fit(checked, 1)
+
+
+def test_a_large_gpu_trains_a_larger_micro_batch() -> None:
+    sizes = {name: figures.subjects(machine)["1B"].micro_batch for name, machine in MACHINES.items() if machine.gpus}
+    assert sizes == {"one": 4, "old": 4, "node": 4}
+    assert figures.subjects(MACHINES["old"]._replace(memory_gib=44.0))["1B"].micro_batch == 2
+
+
+def test_a_row_that_a_machine_cannot_run_has_a_reason() -> None:
+    machine = MACHINES["one"]._replace(versions=("torch 2.11.0+cu130",))
+    pool, fused = (
+        "precision=bf16 parallelism.buffers=max_pool",
+        "model=hybrid_tiny model.mamba.kernel=fused precision=bf16",
+    )
+    assert grid.missing(pool, machine, 1) == "it needs 2 GPUs: with one shard, FSDP2 gathers nothing into a pool"
+    assert grid.missing(pool, machine, 2) == "it needs 2 GPUs"
+    assert grid.missing(fused, machine, 1) == "the package mamba-ssm is not installed"
+    assert grid.missing(fused, machine._replace(versions=("torch 2.11.0", "mamba-ssm 2.2.6")), 1) == ""
+    assert grid.missing(fused, MACHINES["cpu"], 1) == "model.mamba.kernel=fused needs a GPU"
+    assert grid.missing("precision=float8", machine, 1) == "the package torchao is not installed"
+    for row in ("model=moe_tiny parallelism=ep precision=fp32", "precision=bf16 parallelism.buffers=symmetric"):
+        node = machine._replace(gpus=8)
+        assert grid.missing(row, node, 2) == "it needs torch 2.12 or later"
+        assert grid.missing(row, node._replace(versions=("torch 2.12.1",)), 2) == ""
+
+
+def test_compiling_a_whole_model_may_take_longer() -> None:
+    small = Small.on(MACHINES["one"])
+    assert "launch.start_timeout_minutes=4" in small.overrides("precision=bf16 compile=whole_model")
+    assert "launch.start_timeout_minutes=2" in small.overrides("precision=bf16 compile=per_block")
 
 
 def test_the_loop_has_the_settings_of_meshrunner() -> None:
@@ -201,65 +238,59 @@ FOUND = [
     Result("grid", "parallelism=tp precision=bf16", "not run", "it needs 2 GPUs"),
     *(
         Result(
-            "figures",
-            "1B",
-            "works",
-            figures={"side": side, "wps": wps, "mfu": 50.0, "peak_active_gib": gib, "first_step_s": 9.0},
+            *(part, figures.FIRST[0].loop if part == "loop" else figures.FIRST[0].what, "works"),
+            figures={"wps": wps, "mfu": 50.0, "peak_active_gib": gib, "first_step_s": 9.0},
+            round=round,
         )
-        for side, wps, gib in [
-            ("meshrunner", 1010, 40.0),
-            ("loop", 1000, 41.0),
-            ("meshrunner", 990, 40.0),
-            ("loop", 1000, 41.0),
+        for part, wps, gib, round in [
+            ("figures", 1010, 40.0, 1),
+            ("loop", 1000, 41.0, 1),
+            ("figures", 990, 40.0, 2),
+            ("loop", 1000, 41.0, 2),
         ]
     ),
-    Result("figures", "8B", "failed", "oom: out of device memory", figures={"side": "meshrunner", "wps": None}),
+    Result("figures", "8B", "failed", "oom: out of device memory", figures={"wps": None}),
+    Result("figures", "trace", "works", "trace: figures-007-trace.json.gz", figures={"wps": 900.0}),
+    Result(
+        "torchtitan",
+        f"{figures.FIRST[0].loop} cuda_graphs=off",
+        "works",
+        figures={"wps": 2020, "peak_active_gib": 42.0},
+    ),
+    Result(
+        "plan", figures.FIRST[0].what, "works", figures={"wps": 1100.0, "wps_error_pct": 20, "peak_active_gib": 39.5}
+    ),
 ]
+CALL = Call("2026-11-26 12:00", "python -m bench gpu", "1234567", MACHINES["one"])
 
 
 def test_the_document_is_there_after_every_row(tmp_path: Path) -> None:
-    document = Document(tmp_path / "docs" / "gpu.md", MACHINES["one"], "python -m bench gpu")
+    document = Document(tmp_path / "docs" / "gpu.md")
     results = Results(tmp_path / "results.jsonl", document.write)
-    for number, result in enumerate(FOUND, 1):
+    results.begin(CALL)
+    for number, result in enumerate(FOUND, 2):
         results.add(result)
         assert len((tmp_path / "results.jsonl").read_text().splitlines()) == number
-        assert f"`{result.what}`" in document.path.read_text()
+        assert f"`{result.what}`" in document.path.read_text() or result.part == "loop"
     text = document.path.read_text()
-    assert json.loads((tmp_path / "results.jsonl").read_text().splitlines()[0])["what"] == grid.REFERENCE
+    assert json.loads((tmp_path / "results.jsonl").read_text().splitlines()[1])["what"] == grid.REFERENCE
     assert "1 x NVIDIA H200, 140 GiB, 16 cores" in text and "has not ended" in text
-    assert "5 works, 1 refused, 2 failed, 1 not run" in text
-    assert (
-        "| `1B` | 1,000 (990-1,010) | 1,000 (1,000-1,000) | 1.000 (0.990-1.010) | 50.0% | 50.0% | 40.00 | 41.00 |"
-        in text
-    )
+    assert "- 2026-11-26 12:00: `python -m bench gpu`, commit 1234567" in text
+    assert "8 works, 1 refused, 2 failed, 0 skipped, 1 not run" in text
+    what = figures.FIRST[0].what
+    ratio = r"1.000 (0.990-1.010) \*"
+    assert f"| `{what}` | 1,000 (990-1,010) | 1,000 (1,000-1,000) | {ratio} | 50.0% | 50.0% | 40.00 | 41.00 |" in text
+    assert "With one shard, FSDP2 casts every weight and copies it" in text
     assert "| `8B` | failed: oom: out of device memory | - | - | - | - | - | - |" in text
+    assert "- `trace`: trace: figures-007-trace.json.gz" in text
+    assert f"| `{figures.FIRST[0].loop} cuda_graphs=off` | 2,020 | 0.500 | 42.00 |" in text
+    assert f"| `{what}` | 1,000 | 1,100 | 20% | 40.00 | 39.50 |" in text
     assert r"| refused | ddp keeps one \| copy | - |" in text
     assert "failed: rank 0: no (`runs/x/logs/rank0.log`)" in text
     assert "- `parallelism=tp precision=bf16`: it needs 2 GPUs" in text
     document.ended = True
-    document.write(results.all)
+    results.write()
     assert "has not ended" not in document.path.read_text()
-
-
-def test_when_the_time_is_up_nothing_is_started(tmp_path: Path) -> None:
-    commands = Commands(tmp_path, time.monotonic() + RESERVE_S + 1000, 100)
-    bench = Bench(MACHINES["node"], commands, Results(tmp_path / "results.jsonl", lambda _: None))
-
-    def job(what: str, devices: int = 1) -> Job:
-        def run(lane: dict[str, str]) -> Result:
-            if what == "b":
-                commands.until = time.monotonic()
-            if what == "broken":
-                raise KeyError("x")
-            return Result("grid", what, "works", figures=dict(lane))
-
-        return Job("grid", what, devices, run)
-
-    bench.run([job("a"), job("broken"), job("big", 9), job("b"), job("c")], False)
-    found = [(each.what, each.state, each.reason) for each in bench.results.all]
-    needs, late = ("big", "not run", "it needs 9 GPUs"), ("c", "not run", "the time was up")
-    broken = ("broken", "failed", "error in the bench: KeyError: 'x'")
-    assert found == [("a", "works", ""), broken, needs, ("b", "works", ""), late]
 
 
 def test_rows_share_a_gpu_or_have_two_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,14 +300,3 @@ def test_rows_share_a_gpu_or_have_two_each(monkeypatch: pytest.MonkeyPatch) -> N
     assert [lane["CUDA_VISIBLE_DEVICES"] for lane in MACHINES["node"].lanes()] == ["0,1", "2,3", "4,5", "6,7"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,GPU-1")
     assert MACHINES["node"]._replace(gpus=3).lanes() == [{"CUDA_VISIBLE_DEVICES": "3,5"}]
-
-
-def test_the_most_telling_rows_come_first(tmp_path: Path) -> None:
-    bench = Bench(MACHINES["one"], Commands(tmp_path, 0.0, 1.0), Results(tmp_path / "results.jsonl", lambda _: None))
-    stages: list[list[Any]] = [jobs for jobs, _ in bench.stages(every_combination=False)]
-    order = [job.what for jobs in stages for job in jobs]
-    assert order[0] == grid.REFERENCE
-    assert order.index("out of memory") < order.index(figures.FIRST[0].what) < order.index(grid.REST[0])
-    assert {*ROWS, *(case.what for case in (*figures.FIRST, *figures.REST))} <= {*order}
-    with_all = [job for jobs, _ in bench.stages(every_combination=True) for job in jobs]
-    assert len(with_all) - len(order) == len(list(grid.all_combinations()))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
-from bench.gpu.shape import Shape
+from bench.gpu.loops.shape import Shape
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

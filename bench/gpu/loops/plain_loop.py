@@ -1,6 +1,6 @@
 """Train a hand-written Llama on one device, with bf16 weights, fp32 master weights, gradient clipping and fused AdamW.
 
-    python -m bench.gpu.plain_loop --shape '{"vocab_size": 128256, ...}' --recompute none --compile per_block
+    python -m bench.gpu.loops.plain_loop --shape '{"vocab_size": 128256, ...}' --recompute none --compile per_block
 
 The loop does the same work as `parallelism=fsdp2 precision=bf16` on one device. Each bf16 gradient is converted to fp32 as soon
 as backward has computed it. Norm, clipping and update are computed in fp32. The loop trains on the same tokens as `data=random`.
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.gpu.plain_llama import PlainLlama
-from bench.gpu.shape import Shape
+from bench.gpu.loops.plain_llama import PlainLlama
+from bench.gpu.loops.shape import Shape
 
 GIB = 2**30
 ADAMW = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "fused": True}
