@@ -80,19 +80,23 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench gpu", description=__doc__)
     parser.add_argument("--part", choices=PARTS, help="run only this part; default: all parts")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="time of this call; default %(default)g")
-    parser.add_argument("--folder", type=Path, help="new folder for the results; default runs/gpu-DATE-TIME")
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="run the rows without a result in this folder")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--folder", type=Path, help="new folder for the results; default runs/gpu-DATE-TIME")
+    where.add_argument("--resume", type=Path, metavar="FOLDER", help="run the rows without a result in this folder")
     parser.add_argument("--repeat-failed", action="store_true", help="with --resume: run failed rows again")
     parser.add_argument("--scratch", type=Path, help="folder for runs, logs and caches; default: runs in the folder")
     parser.add_argument("--product", action="store_true", help="also run all combinations of the grid's options")
     parser.add_argument("--cpu", action="store_true", help="test the bench on a CPU, with toy models")
-    parser.add_argument(
+    where.add_argument(
         "--document", type=Path, nargs="+", metavar="FOLDER", help="run nothing; write the document of these folders"
     )
     parser.add_argument(
         "--out", type=Path, help="with --document: Markdown file to write; default gpu.md in the folder"
     )
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.out and not args.document:
+        parser.error("--out: only with --document; otherwise the document is gpu.md in the folder")
+    return args
 
 
 def gpu(arguments: list[str]) -> int:
@@ -153,6 +157,8 @@ def _refused(args: argparse.Namespace, machine: Machine, calls: list[Call]) -> s
     """Return why the bench cannot start, or ""."""
     if not machine.gpus and not args.cpu:
         return "torch finds no GPU on this machine; --cpu tests the bench itself with toy models"
+    if machine.gpus and args.cpu:
+        return "--cpu: this machine has a GPU; leave --cpu out, or hide the GPU with CUDA_VISIBLE_DEVICES="
     if args.resume and not calls:
         return f"--resume: {args.resume} has no {FILE} with results; start with --folder {args.resume}"
     if calls and not args.resume:

@@ -73,7 +73,7 @@ def _missing(row: str, run_dir: Path) -> str:
 
 def resumed_row(options: str, small: Small, commands: Commands, lane: dict[str, str], reference: Steps) -> Result:
     """Train half of the steps with checkpoints, then resume the run. All losses and gradient norms must match `reference`."""
-    name, what = f"resume {options}".replace(" ", "-"), f"resume, {options}"
+    name, what = "-".join(["resume", *(word.partition("=")[2] for word in options.split())]), f"resume, {options}"
     run_dir = commands.folder / name
     row = f"precision=fp32 {options} checkpoint.every={STEPS // 4} steps={STEPS // 2}"
     first = commands.meshrunner(name, "run", *small.overrides(row), f"hydra.run.dir={run_dir}", **lane)

@@ -55,6 +55,7 @@ class Fake(Commands):
 
     def _write(self, line: str, log: Path) -> None:
         for folder in re.findall(r"hydra.run.dir=(\S+)", line):
+            assert "=" not in folder, "Hydra refuses it"
             self._run(Path(folder), 4 if "steps=4" in line.split() else 8)
             for leaf in (grid.LEAVES[word].replace("*", ".html") for word in grid.LEAVES if word in line.split()):
                 (Path(folder) / "trace").mkdir()
