@@ -228,6 +228,7 @@ def test_a_call_that_is_killed_is_continued(commands: int, monkeypatch: pytest.M
     )  # a row of two commands may begin again
     text = (Path("a") / "gpu.md").read_text()
     assert text.count("- 20") == 2 and "has not ended" not in text
+    assert len(read(Path("a") / FILE)[0]) == 2
 
 
 def test_rows_for_which_time_was_short_run_in_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
