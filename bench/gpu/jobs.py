@@ -61,8 +61,6 @@ class Jobs:
         self.machine, self.commands, self.results, self.keep = machine, commands, results, keep
         self.small = Small.on(machine)
         self.number = 0
-        self.to_calibrate: list[int] = []
-        """Numbers of the runs to which `meshrunner calibrate` fits the device's rates."""
 
     def stages(self, parts: Iterable[str], every_combination: bool = False) -> list[Stage]:
         """Return the stages of some parts. A part is a key of PARTS."""
@@ -129,8 +127,6 @@ class Jobs:
 
     def measured(self, case: Case, round: int = 1) -> Job:
         number = self._next()
-        if case.subject == "1B" and (not case.more or case.more.startswith("micro_batch=")):
-            self.to_calibrate.append(number)
 
         def run(_: dict[str, str]) -> Result:
             return measure.measured(case, number, self.machine, self.commands, self.keep)
@@ -162,7 +158,10 @@ class Jobs:
         return Job("plan", case.what, run, "plan", self._missing(case))
 
     def _calibrate(self, _: dict[str, str]) -> Result:
-        return measure.calibrated(self.to_calibrate, self.commands, self.keep)
+        cases = {case.what for case in (*figures.FIRST, *figures.BATCHES, *figures.REST) if case.subject == "1B"}
+        found = [each for each in self.results.all if each.part == "figures" and each.what in cases]
+        folders = [each.figures["run_dir"] for each in found if each.state == "works" and each.round == 1]
+        return measure.calibrated([each for each in folders if Path(each).is_dir()], self.commands, self.keep)
 
     def _missing(self, case: Case) -> str:
         return grid.missing(f"{case.layout} {case.more}", self.machine, case.devices)

@@ -14,7 +14,6 @@ from bench.gpu.figures import READ_EVERY, STEPS, Case, overrides, subjects
 from bench.gpu.machine import Machine
 from bench.gpu.results import Result
 from meshrunner.runner.rundir import JsonFile
-from meshrunner.runner.rundir.files import STATUS
 
 CALIBRATION_RUNS = 4
 """Smallest number of runs to fit a device's rates to."""
@@ -38,6 +37,7 @@ def measured(case: Case, number: int, machine: Machine, commands: Commands, keep
         "flops_per_token": summary.get("model/flops_per_token"),
         "peak_tflops": summary.get("peak_tflops"),
         "losses": losses,
+        "run_dir": str(run_dir),
     }
     remarks = [found.reason] * bool(found.reason)
     if (stopped := summary.get("perf/checkpoint_time_s")) is not None and "checkpoint=" in case.more:
@@ -135,14 +135,10 @@ def predicted(case: Case, number: int, machine: Machine, commands: Commands) -> 
     )
 
 
-def calibrated(numbers: list[int], commands: Commands, keep: Path) -> Result:
-    """Fit the rates of this machine's device to the runs that `measured` numbered so. Write them to `keep`/hardware.yaml."""
-    folders = [commands.folder / f"figures-{number:03}" for number in numbers]
-    runs = [str(each) for each in folders if JsonFile.read(each / STATUS).as_json().get("state") == "completed"]
+def calibrated(runs: list[str], commands: Commands, keep: Path) -> Result:
+    """Fit the rates of this machine's device to runs, given as run directories. Write them to `keep`/hardware.yaml."""
     if len(runs) < CALIBRATION_RUNS:
-        return Result(
-            "proofs", "calibrate", "not run", f"it needs {CALIBRATION_RUNS} runs of one call, not {len(runs)}"
-        )
+        return Result("proofs", "calibrate", "not run", f"it needs {CALIBRATION_RUNS} runs, and {len(runs)} exist here")
     out = keep / "hardware.yaml"
     ended = commands.meshrunner("calibrate", "calibrate", *runs, "--force", "--out", str(out))
     if ended.code == 0:

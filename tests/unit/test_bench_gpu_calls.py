@@ -309,6 +309,23 @@ def test_the_document_is_written_from_the_results() -> None:
     assert (Path("a") / FILE).exists() and list(Path("a").glob("*-trace.json.gz")) == []
 
 
+def test_rates_are_fitted_to_the_runs_of_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, ONE._replace(versions=(*VERSIONS, "scipy 1.17.1")))
+    monkeypatch.setattr(Fake, "kill_at", 20)
+    with pytest.raises(Killed):
+        call("--folder", "a", "--part", "figures")
+    monkeypatch.setattr(Fake, "kill_at", None)
+    assert call("--resume", "a", "--part", "figures") == 0
+    [line] = [line for line in Fake.ran if "calibrate" in line]
+    assert (
+        "/call-1/figures-" in line
+        and "/call-2/figures-" in line
+        and f"--out {Path('a/hardware.yaml').absolute()}" in line
+    )
+    [calibrated] = [each for each in found() if each.what == "calibrate"]
+    assert calibrated.state == "works" and calibrated.reason == "12 runs, hardware.yaml"
+
+
 def test_a_trace_lies_beside_the_document() -> None:
     assert call("--folder", "a", "--part", "figures", "--scratch", "elsewhere") == 0
     [trace] = [each for each in found() if "profiler=trace" in each.what]
