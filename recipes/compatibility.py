@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from meshrunner.recipes.model.hybrid.hybrid import only_atomic_sums
 from meshrunner.recipes.parallelism.base import Degrees, Parallelism
 from meshrunner.recipes.parallelism.megatron_fsdp import MegatronFSDP
 from meshrunner.recipes.precision.base import FLOAT8_ALIGNMENT
@@ -230,6 +231,14 @@ TABLE = [
         where="compile.mode",
         reason="autotuning picks the kernel that happens to be fastest, and kernels differ in rounding",
         instead="compile.mode=default, or deterministic=false",
+    ),
+    Conflict(
+        when=lambda r, p, d: (
+            r.deterministic and r.model.resolved().get("mamba.kernel") == "fused" and only_atomic_sums()
+        ),
+        where="model.mamba.kernel",
+        reason="an old mamba_ssm, without the module utils/determinism.py, adds up gradients in random order",
+        instead="model.mamba.kernel=torch, a newer mamba_ssm, or deterministic=false",
     ),
 ]
 

@@ -1,7 +1,8 @@
 """The key `deterministic`: a run that is repeated or resumed with the same layout and devices has bit-identical losses."""
 
-CUBLAS_WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""The environment variable that torch's deterministic mode requires. It must be set before CUDA starts."""
+VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "MAMBA_DETERMINISTIC": "1"}
+"""Environment variables that deterministic workers on GPUs need. cuBLAS reads the first when CUDA starts. mamba_ssm reads the
+second when it is imported."""
 
 
 def compute_deterministically(*, compiles: bool) -> None:

@@ -83,8 +83,8 @@ class Recipe(Section):
 
     def on(self, device_type: str) -> Self:
         """Return this recipe for `cpu` or `cuda` devices, with `auto` in precision and model resolved."""
-        resolved = {"precision": self.precision.on(device_type), "model": self.model.on(device_type)}
-        return self.model_copy(update=resolved)
+        model = self.model.on(device_type, deterministic=self.deterministic)
+        return self.model_copy(update={"precision": self.precision.on(device_type), "model": model})
 
     def resumed_from(self, record: Record) -> Self:
         """Return this recipe for a run that resumes from a checkpoint. If global_batch is null, use the checkpoint's value.

@@ -85,8 +85,22 @@ class Model(Option):
         """Return a message for each width, such as `dim`, that grouped matmuls reject. tensor: devices that split each expert."""
         return []
 
-    def on(self, device_type: str) -> Self:
+    def on(self, device_type: str, *, deterministic: bool = False) -> Self:
         """Return this model with its `auto` keys resolved. device_type: `cpu` or `cuda`."""
+        return self
+
+    def remarks(self) -> list[str]:
+        """Return a warning for each choice of `on` that costs speed or memory."""
+        return []
+
+    def import_errors(self) -> dict[str, str]:
+        """Import the packages with kernels that this model uses. Return the error message of each that is installed but fails.
+        Only workers on GPUs call this, because importing these packages takes seconds."""
+        return {}
+
+    def without(self, broken: dict[str, str]) -> Self:
+        """Return this model without kernels of packages that cannot be imported. broken: the error message of each package.
+        Raise ConfigError if the configuration names such a kernel."""
         return self
 
     def resolved(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def remarks(experiment: Experiment) -> list[str]:
     Raise ConfigError if a setting names an unknown parameter or module, or if FSDP units are invalid. Import torch and build
     the model on the meta device only if a setting names parameters or modules, or the units need to be checked.
     """
-    found = _remarks(experiment) + experiment.lr_schedule.remarks(experiment.steps)
+    found = _remarks(experiment) + experiment.lr_schedule.remarks(experiment.steps) + experiment.model.remarks()
     found += [remark for tracker in experiment.tracker.members.values() for remark in tracker.remarks()]
     layout, wrap = experiment.parallelism, experiment.wrap
     if not layout.wraps_units:

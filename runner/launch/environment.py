@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from meshrunner.recipes.determinism import CUBLAS_WORKSPACE
+from meshrunner.recipes.determinism import VARIABLES
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.config import launch_env
@@ -19,8 +19,9 @@ from meshrunner.runner.console import one_line
 from meshrunner.runner.launch.compile_cache import compile_caches
 from meshrunner.runner.rundir import Environment
 
-PACKAGES = "meshrunner torch hydra-core omegaconf pydantic datasets sentencepiece numpy wandb mamba-ssm megatron-fsdp"
-RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "GLOO_", "SLURM_")
+PACKAGES = "meshrunner torch hydra-core omegaconf pydantic datasets sentencepiece numpy wandb"
+PACKAGES += " mamba-ssm causal-conv1d megatron-fsdp"
+RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "MAMBA_", "OMP_", "MKL_", "GLOO_", "SLURM_")
 """Prefixes of the environment variables that environment.json records, because they may affect measurements."""
 
 
@@ -34,7 +35,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
         others = {name: value for name, value in given.items() if name not in launch_env.ALLOCATOR}
         given = others | launch_env.allocator_variables(own)
         if experiment.deterministic:
-            defaults |= CUBLAS_WORKSPACE
+            defaults |= VARIABLES
     return defaults | given
 
 
@@ -74,7 +75,7 @@ def fall_back_to_fixed_segments(device: Any) -> str | None:
 
 
 def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> Environment:
-    """Return the content of environment.json, without two entries: `resolved`, and `cpus` (which the workers add)."""
+    """Return the content of environment.json, without `resolved`, and without `cpus` and `remarks`, which the workers add."""
     recorded = {name: each for name, each in sorted(variables.items()) if name.startswith(RECORDED)}
     return Environment(
         host=socket.gethostname(),

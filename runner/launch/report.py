@@ -30,7 +30,7 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
         if summary.figures.get("perf/mfu_median") is not None:
             peak = f"the {summary.peak_rate} peak of {summary.device}"
             say(f"MFU is relative to {summary.peak_tflops:,.4g} TFLOP/s, {peak}")
-    for remark in filter(None, (summary.peak_remark, environment.allocator_remark)):
+    for remark in filter(None, (*environment.remarks, summary.peak_remark)):
         warn(remark)
     for line in layout_remarks(summary):
         say(line)

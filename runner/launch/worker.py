@@ -68,7 +68,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         join_fake_process_group(context)
     else:
         _init_process_group(context, device, timedelta(minutes=minutes))
-    _record_environment(run_dir, context, fallback)
+    experiment = _record_environment(run_dir, context, experiment, fallback)
     if launch.host_memory_gib is not None:
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         limit = held + int(launch.host_memory_gib * 2**30)
@@ -157,23 +157,38 @@ def join_fake_process_group(context: WorkerContext) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=context.rank, world_size=context.world_size)
 
 
-def _record_environment(run_dir: Path, context: WorkerContext, fallback: str | None) -> None:
-    """Add to environment.json what only workers know: the CPUs that each rank may run on, and the settings of the allocator if
-    they had to change. `fallback`: this rank's warning from `fall_back_to_fixed_segments`."""
+def _record_environment(
+    run_dir: Path, context: WorkerContext, experiment: Experiment, fallback: str | None
+) -> Experiment:
+    """Add to environment.json what only workers know: the CPUs of each rank, settings of the allocator that had to change, and
+    packages that cannot be imported. `fallback`: this rank's warning from `fall_back_to_fixed_segments`.
+
+    Return the experiment, without kernels of packages that a rank on a GPU cannot import.
+    """
     import torch.distributed as dist
 
-    everyone: list[Any] = [(allowed_cpus(), fallback)]
+    errors = experiment.model.import_errors() if context.device_type == "cuda" else {}
+    everyone: list[tuple[str, str | None, dict[str, str]]] = [(allowed_cpus(), fallback, errors)]
     if not context.emulated:
         everyone *= context.world_size
         dist.all_gather_object(everyone, everyone[context.rank])
+    broken = {name: why for _, _, errors in everyone for name, why in errors.items()}
+    if broken:
+        experiment = experiment.model_copy(update={"model": experiment.model.without(broken)})
     if context.records:
-        known = Environment.read(run_dir / ENVIRONMENT)
-        facts: dict[str, Any] = {"cpus": [cpus for cpus, _ in everyone]}
-        if warnings := [warning for _, warning in everyone if warning]:
-            own = {name: os.environ[name] for name in ALLOCATOR if name in os.environ}
-            facts |= {"environment": known.environment | own, "allocator_remark": warnings[0]}
+        known, warnings = Environment.read(run_dir / ENVIRONMENT), [warning for _, warning, _ in everyone if warning]
+        own = {name: os.environ[name] for name in ALLOCATOR if warnings and name in os.environ}
+        chosen = {f"model.{key}": value for key, value in experiment.model.resolved().items()}
+        replaced = [f"{name}: cannot be imported, so plain torch replaces it: {why}" for name, why in broken.items()]
+        facts = {
+            "cpus": [cpus for cpus, _, _ in everyone],
+            "environment": known.environment | own,
+            "resolved": known.resolved | chosen,
+            "remarks": warnings[:1] + replaced,
+        }
         with suppress(OSError):  # a full disk does not stop the run
             (known | facts).write(run_dir / ENVIRONMENT)
+    return experiment
 
 
 def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) -> None:

@@ -114,8 +114,8 @@ class Environment(JsonFile):
     """Value that the run chose for each key that is `auto` or null in the configuration."""
     cpus: list[Text] = []
     """CPUs that each worker may run on, such as `0-31`: one entry per worker, in the order of ranks."""
-    allocator_remark: Text | None = None
-    """Reason why a worker changed the settings of its allocator, or None if no worker did."""
+    remarks: list[Text] = []
+    """Warnings of the workers, which are printed at the end of the run."""
 
     @property
     def precision(self) -> str | None:

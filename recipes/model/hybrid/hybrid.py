@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.decoder import Decoder, Experts
 from meshrunner.recipes.option import Count, Section, whole
 
@@ -29,12 +32,17 @@ class MambaConfig(Section):
     """Number of groups. The heads of a group share the vectors B and C, which write to and read from the state."""
     state: Count
     """Number of state elements per channel. A head has head_dim channels."""
-    conv: Annotated[int, whole(at_most=2**10)] = 4
+    conv: Annotated[int, whole(at_most=32)] = 4
     """Width of the convolutions in tokens."""
     chunk: Annotated[int, whole(at_most=2**16)] = 128
     """Number of consecutive tokens that are processed together, in matmuls. It affects speed and memory, not the result."""
     kernel: Literal["auto", "torch", "fused"] = "auto"
-    """fused: the CUDA kernel of package mamba_ssm; torch: matmuls in plain torch; auto: fused if available, else torch."""
+    """fused: the CUDA kernels of packages mamba_ssm and, if installed, causal_conv1d; torch: matmuls in plain torch; auto: fused
+    if available, else torch. Matmuls of mamba_ssm compute fp32 inputs in TF32, whatever `precision.matmul` is."""
+    _chosen_on: str = PrivateAttr("")
+    """Type of the devices for which `Hybrid.on` chose the kernel; "" if the configuration names it."""
+    _broken: frozenset[str] = PrivateAttr(frozenset())
+    """Installed packages that cannot be imported."""
 
     @model_validator(mode="after")
     def _groups_divide(self) -> MambaConfig:
@@ -47,11 +55,23 @@ class MambaConfig(Section):
         """Width of all heads together."""
         return self.heads * self.head_dim
 
+    @property
+    def fuses_convolution(self) -> bool:
+        """Whether package causal_conv1d computes the convolutions."""
+        return self.kernel == "fused" and "causal_conv1d" not in self._broken and find_spec("causal_conv1d") is not None
+
 
 def _missing_for_fused(device_type: str) -> str | None:
     if device_type != "cuda":
         return "a GPU"
     return None if find_spec("mamba_ssm") is not None else "package mamba_ssm (pip install mamba-ssm)"
+
+
+def only_atomic_sums() -> bool:
+    """Whether the installed mamba_ssm is so old that it adds up gradients in random order."""
+    found = find_spec("mamba_ssm")  # the name of a submodule would import the package
+    folders = (found and found.submodule_search_locations) or ()
+    return found is not None and not any(Path(each, "utils", "determinism.py").is_file() for each in folders)
 
 
 class MultiToken(Section):
@@ -111,11 +131,47 @@ class Hybrid(Decoder):
             return None
         return f"model.mamba.kernel: fused needs {missing}; use model.mamba.kernel=torch"
 
-    def on(self, device_type: str) -> Self:
+    def on(self, device_type: str, *, deterministic: bool = False) -> Self:
         if self.mamba is None or self.mamba.kernel != "auto":
             return self
-        kernel = "torch" if _missing_for_fused(device_type) else "fused"
-        return self.model_copy(update={"mamba": self.mamba.model_copy(update={"kernel": kernel})})
+        missing = _missing_for_fused(device_type) or (deterministic and only_atomic_sums())
+        mamba = self.mamba.model_copy(update={"kernel": "torch" if missing else "fused"})
+        mamba._chosen_on = device_type
+        return self.model_copy(update={"mamba": mamba})
+
+    def remarks(self) -> list[str]:
+        if self.mamba is None or self.mamba._chosen_on != "cuda" or self.mamba.kernel != "torch":
+            return []
+        why = _missing_for_fused("cuda") or "a newer mamba_ssm, with deterministic kernels"
+        return [
+            f"model.mamba.kernel: auto chose torch, because fused needs {why}. Without compile, torch keeps matrices of "
+            f"{self.mamba.chunk} x {self.mamba.chunk} for each head and chunk for backward, which can be gigabytes per block"
+        ]
+
+    def import_errors(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if self.mamba is None or self.mamba.kernel != "fused":
+            return found
+        for module in (
+            "mamba_ssm.ops.triton.ssd_combined",
+            *["causal_conv1d.cpp_functions"] * self.mamba.fuses_convolution,
+        ):
+            try:
+                import_module(module)
+            except Exception as error:  # a package that was built for another torch may raise anything
+                found[module.partition(".")[0]] = f"{type(error).__name__}: {error}"
+        return found
+
+    def without(self, broken: dict[str, str]) -> Self:
+        assert self.mamba is not None
+        why = broken.get("mamba_ssm")
+        if why and not self.mamba._chosen_on:
+            raise ConfigError(
+                f"model.mamba.kernel: mamba_ssm cannot be imported; use model.mamba.kernel=torch, or fix it: {why}"
+            )
+        mamba = self.mamba.model_copy(update={"kernel": "torch"} if why else {})
+        mamba._broken = frozenset(broken)
+        return self.model_copy(update={"mamba": mamba})
 
     def resolved(self) -> dict[str, Any]:
         return {} if self.mamba is None else {"mamba.kernel": self.mamba.kernel}

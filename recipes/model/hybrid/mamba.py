@@ -8,11 +8,14 @@ The projections to x, B, C, dt and the gate z are separate modules, and so are t
 split each module by heads or by groups. The heads of a group are contiguous and share B and C.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshrunner.recipes.model.hybrid import mamba_kernel
 from meshrunner.recipes.model.hybrid.hybrid import MambaConfig
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles
 from meshrunner.recipes.model.transformer import rms_norm
@@ -44,17 +47,58 @@ class Mamba(nn.Module):
 class CausalConvolution(nn.Module):
     """A depthwise convolution over the current and the previous `width` - 1 tokens, followed by SiLU."""
 
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, channels: int, width: int, *, fused: bool = False) -> None:
+        """fused: whether to use package causal_conv1d where it supports the sizes."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.empty(channels))
+        self.fused = fused and 2 <= width <= 4
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve over the sequence. x: [batch, seq, channels], with only this rank's channels under tensor parallelism."""
-        weight, bias = _local(self.weight).unsqueeze(1), _local(self.bias)
-        # Pad on the left, [batch, channels, width - 1 + seq], so that no token sees a later token.
-        out = F.conv1d(F.pad(x.transpose(1, 2), (weight.shape[-1] - 1, 0)), weight, bias, groups=weight.shape[0])
-        return F.silu(out.transpose(1, 2))
+        weight, bias = _local(self.weight), _local(self.bias)
+        # The gradient that causal_conv1d adds up for weights is not deterministic in all its versions.
+        if self.fused and weight.shape[0] % 8 == 0 and not torch.are_deterministic_algorithms_enabled():
+            return mamba_kernel.convolution(x, weight, bias)
+        return _Convolution.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+
+
+class _Convolution(torch.autograd.Function):
+    """The convolution as shifted multiply-adds, which a compiler fuses. cuDNN has no fast depthwise convolution in bf16.
+
+    Sums are in fp32 or wider. Only x is kept for backward, which computes the sums again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        return F.silu(_convolved(_shifted(x, weight.shape[1] - 1, 0), weight, bias)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight, bias = ctx.saved_tensors
+        before = weight.shape[1] - 1
+        shifted = _shifted(x, before, 0)
+        sums = _convolved(shifted, weight, bias)
+        sigmoid = sums.sigmoid()
+        gradient = _at_least_fp32(gradient) * sigmoid * (1 + sums * (1 - sigmoid))
+        of_weight = torch.stack([(gradient * each).sum((0, 1)) for each in shifted], 1)
+        # Token t contributes to the tokens t to t + width - 1.
+        of_x = _convolved(_shifted(gradient, 0, before), weight.flip(1), torch.zeros_like(bias))
+        return of_x.to(x.dtype), of_weight.to(weight.dtype), gradient.sum((0, 1)).to(bias.dtype)
+
+
+def _shifted(x: Tensor, before: int, after: int) -> list[Tensor]:
+    """Return x at the tokens t - before, ..., t + after, with zeros outside the sequence. x: [batch, seq, channels]."""
+    padded = _at_least_fp32(F.pad(x, (0, 0, before, after)))
+    return [padded[:, k : k + x.shape[1]] for k in range(before + after + 1)]
+
+
+def _convolved(shifted: list[Tensor], weight: Tensor, bias: Tensor) -> Tensor:
+    total = _at_least_fp32(bias)
+    for each, factor in zip(shifted, _at_least_fp32(weight).unbind(1), strict=True):
+        total = torch.addcmul(total, each, factor)
+    return total
 
 
 class Scan(nn.Module):
@@ -65,9 +109,10 @@ class Scan(nn.Module):
         super().__init__()
         self.config, self.norm_eps = config, norm_eps
         inner, state = config.inner, config.groups * config.state
-        self.conv_x = CausalConvolution(inner, config.conv)
-        self.conv_b = CausalConvolution(state, config.conv)
-        self.conv_c = CausalConvolution(state, config.conv)
+        fused = config.fuses_convolution
+        self.conv_x = CausalConvolution(inner, config.conv, fused=fused)
+        self.conv_b = CausalConvolution(state, config.conv, fused=fused)
+        self.conv_c = CausalConvolution(state, config.conv, fused=fused)
         self.a_log = nn.Parameter(torch.empty(config.heads))
         self.dt_bias = nn.Parameter(torch.empty(config.heads))
         self.d = nn.Parameter(torch.empty(config.heads))
@@ -82,9 +127,7 @@ class Scan(nn.Module):
         dt = F.softplus(_at_least_fp32(dt) + _at_least_fp32(_local(self.dt_bias)))
         a, d = -_at_least_fp32(_local(self.a_log)).exp(), _local(self.d)
         if config.kernel == "fused":
-            from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
-
-            y = mamba_chunk_scan_combined(x, dt, a, b, c, config.chunk, D=d)
+            y = mamba_kernel.scan(x, dt, a, b, c, d, config.chunk)
         else:
             with torch.autocast(x.device.type, enabled=False):
                 y = scan((x * dt.unsqueeze(-1)).to(x.dtype), dt * a, b, c, config.chunk)
@@ -109,7 +152,7 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     x = x.view(batch, -1, chunk, groups, heads // groups, head_dim)  # [b n i g r p]
     b, c = (part.view(batch, -1, chunk, *part.shape[2:]) for part in (b, c))  # [b n i g s]
     decay = _at_least_fp32(decay).view(batch, -1, chunk, groups, heads // groups)
-    total = decay.cumsum(2)  # since the chunk began, [b n i g r]
+    total = _running_sums(decay, 2)  # since the chunk began, [b n i g r]
     # Within a chunk, token i reads the tokens j <= i. Each token j is decayed by the steps between j and i.
     within = _decays(total, total)  # [b n g r i j]
     scores = torch.einsum("bnigs,bnjgs->bngij", c, b)
@@ -118,13 +161,22 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     # states that earlier chunks added, decayed by the chunks between. One matmul with a matrix of decays computes all states.
     last = total[:, :, -1:]
     added = torch.einsum("bnjgs,bnjgrp->bngrps", b, x * (last - total).exp().unsqueeze(-1).to(x.dtype))
-    ends = last.squeeze(2).cumsum(1).unsqueeze(1)  # since the sequence began, [b 1 n g r]
+    ends = _running_sums(last.squeeze(2), 1).unsqueeze(1)  # since the sequence began, [b 1 n g r]
     begins = F.pad(ends, (0, 0, 0, 0, 1, -1))
     # From the end of chunk m to the beginning of chunk n, [b g r n m].
     between = _decays(begins, ends, strictly=True).squeeze(1)
     states = torch.einsum("bgrnm,bmgrps->bngrps", between, added.to(between.dtype)).to(x.dtype)
     y = y + torch.einsum("bnigs,bngrps->bnigrp", c, states) * total.exp().unsqueeze(-1).to(x.dtype)
     return y.reshape(batch, -1, heads, head_dim)[:, :seq]
+
+
+def _running_sums(x: Tensor, dim: int) -> Tensor:
+    """Return x.cumsum(dim). Under `deterministic=true`, torch's own cumsum of floats raises an error on a GPU."""
+    shift = 1
+    while shift < x.shape[dim]:  # each round doubles the number of elements that a sum includes
+        x = x + F.pad(x.narrow(dim, 0, x.shape[dim] - shift), (*(0, 0) * (x.dim() - 1 - dim), shift, 0))
+        shift *= 2
+    return x
 
 
 def _decays(to: Tensor, since: Tensor, *, strictly: bool = False) -> Tensor:

@@ -196,15 +196,15 @@ def test_the_settings_in_use_are_recorded_and_reported(
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", FIXED)
 
     def gathered(everyone: list[object], own: object) -> None:
-        everyone[:] = [own, ("2-3", others)]
+        everyone[:] = [own, ("2-3", others, {})]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
-    context = SimpleNamespace(rank=0, world_size=2)
+    context = SimpleNamespace(rank=0, world_size=2, device_type="cpu", emulated=False, records=True)
     for own, others, expected in ((None, None, EXPANDABLE), ("mine", None, FIXED), (None, "theirs", FIXED)):
         before.write(path)
-        worker._record_environment(tmp_path, cast(WorkerContext, context), own)
+        worker._record_environment(tmp_path, cast(WorkerContext, context), experiment(), own)
         found = Environment.read(path)
         assert found.environment == {"PYTORCH_ALLOC_CONF": expected, "NCCL_DEBUG": "INFO"}
-        assert len(found.cpus) == 2 and found.allocator_remark == (own or others)
+        assert len(found.cpus) == 2 and found.remarks == [own or others] * bool(own or others)
         report(tmp_path, Outcome("completed", ""), Summary(state="completed"), row=False)
         assert capsys.readouterr().err == (f"meshrunner: {own or others}\n" if own or others else "")
