@@ -174,7 +174,7 @@ def test_convolution_sums_in_fp32_and_keeps_only_its_input() -> None:
     given = [x, layer.weight, layer.bias]
     exact = with_gradients(convolved_by_torch, [each.detach().double().requires_grad_() for each in given])
     for found, expected in zip(with_gradients(lambda *_: layer(x), given), exact, strict=True):
-        assert found.dtype == torch.bfloat16 and relative(found.double(), expected) < 2**-8, "rounded once"
+        assert found.dtype == torch.bfloat16 and relative(found.double(), expected) < 2**-9, "rounded once"
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda each: each):
         layer(x)
@@ -294,7 +294,7 @@ def test_fused_mixer_equals_that_in_torch(deterministic: bool, mamba_ssm: list[s
 
 @pytest.mark.parametrize("seq", [1, 13])
 def test_operators_return_what_their_fakes_promise(seq: int, mamba_ssm: list[str], causal_conv1d: None) -> None:
-    given = by_channel(seq, torch.float64)
+    given = by_channel(seq, torch.float32)
     torch.library.opcheck(mamba_kernel.scan, (*given, 8))
     gradient, *inputs = (each.detach() for each in (scanned(*given), *given))
     torch.library.opcheck(
