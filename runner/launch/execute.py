@@ -70,8 +70,7 @@ def execute(
             elif status.attempt > 1:
                 say(f"{shows.whose(run_dir)}starts again at step 1: there is no checkpoint")
             (run_dir / ERROR).unlink(missing_ok=True)
-            if experiment.launch.emulate is None:
-                tracking = Trackers(run_dir, experiment.tracker)
+            tracking = Trackers(run_dir, experiment.tracker) if experiment.launch.emulate is None else None
             attempt = Attempt(run_dir, experiment, devices, status.attempt, peers, preemption)
             alive = heartbeat(lambda: update_status(run_dir, heartbeat=time.time()))
             with alive, shows if isinstance(shows, ProgressLine) else nullcontext():

@@ -141,7 +141,9 @@ def test_mixer_compiles_into_one_graph() -> None:
 def with_gradients(compute: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
     """Return the result, and the gradients of all inputs for a weighted sum of the result."""
     y = compute(*given)
-    weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.dtype)
+    weight = (
+        torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(y.dtype)
+    )  # exact in all dtypes
     return [y, *torch.autograd.grad(y, given, weight)]
 
 
@@ -170,11 +172,13 @@ def test_convolution_equals_that_of_torch(batch: int, seq: int, channels: int, w
 
 
 def test_convolution_sums_in_fp32_and_keeps_only_its_input() -> None:
+    torch.manual_seed(0)
     layer, x = convolution(24, 4, torch.bfloat16), torch.randn(2, 50, 24, dtype=torch.bfloat16, requires_grad=True)
     given = [x, layer.weight, layer.bias]
     exact = with_gradients(convolved_by_torch, [each.detach().double().requires_grad_() for each in given])
     for found, expected in zip(with_gradients(lambda *_: layer(x), given), exact, strict=True):
-        assert found.dtype == torch.bfloat16 and relative(found.double(), expected) < 2**-9, "rounded once"
+        assert found.dtype == torch.bfloat16
+        assert (found == expected.bfloat16()).double().mean() > 0.95, "rounded once"
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda each: each):
         layer(x)
