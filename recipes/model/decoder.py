@@ -49,8 +49,7 @@ class Experts(Section):
     normalize: bool = True
     """Whether to divide the weights of a token's experts by the sum of these weights, so that they add up to 1."""
     routing: Literal["router", "balanced"] = "router"
-    """Choice of each token's experts; router: the experts with the best scores. balanced: all experts in turn, whatever the
-    scores, for measurements of speed with equal loads."""
+    """Choice of each token's experts; router: the best scores. balanced: all experts in turn, for measurements of speed."""
     route_scale: float = Field(default=1.0, gt=0)
     """Factor by which the weights of a token's experts are multiplied."""
     balance: Literal["bias", "sequence_loss", "none"] = "bias"

@@ -44,8 +44,7 @@ class Launch(Section):
     bind: Literal["auto", "none"] = "auto"
     """CPUs of a worker; auto: the CPUs close to its GPU (same NUMA domain) if they are at least 2 per worker; none: all CPUs."""
     emulate: Annotated[int | None, whole(None, at_least=0)] = None
-    """Rank that one local device plays, without the other ranks; null: every rank is a process. Compute, allocations and start-up
-    are real. Collectives cost nothing, and their predicted time is added to the step time."""
+    """Rank that one local device plays alone."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
