@@ -59,7 +59,7 @@ class Slurm(Section):
     constraint: str | None
     """Features that the nodes must have, such as `h100`."""
     nodes: CountOrNull
-    """Nodes for each run; null: the run's launch.nodes."""
+    """Nodes of each run; null: launch.nodes."""
     gpus_per_node: CountOrNull
     """GPUs to request on each node. null: launch.workers (auto: all GPUs of a node), or none if `hardware` is not a GPU."""
     cpus_per_task: CountOrNull
