@@ -15,10 +15,10 @@ from meshrunner.runner.rundir import VERDICT
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
 
-    `scaling_pct` is present if rows differ in number of devices, `plan/verdict` if any run was predicted, and `emulated`
-    (such as `rank 0 of 64`) if a rank of any run was emulated. If there is a
-    baseline, `speed` is the key of the figure that `speed_vs_baseline_pct`, `p_value` and `within_noise` compare. `p_value` and
-    `within_noise` are null if the difference is not tested. `loss_why` explains a null `loss_verdict`. `runs` lists the repeats.
+    `scaling_pct` is present if rows differ in number of devices, `plan/verdict` if any run was predicted, and `emulated` (such
+    as `rank 0 of 64`) if a rank of any run was emulated. If there is a baseline, `speed` is the key of the figure that
+    `speed_vs_baseline_pct`, `p_value` and `within_noise` compare. `p_value` and `within_noise` are null if the difference is not
+    tested. `loss_why` explains a null `loss_verdict`. `runs` lists the repeats.
     """
     found = []
     scales = any(each is not None for each in comparison.scaling)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from meshrunner.recipes import compatibility
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.recipes.parallelism.fsdp2 import NCCL_BUFFERS
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.validation import listed
 
@@ -49,10 +48,10 @@ def _emulation_problems(experiment: Experiment, workers: int) -> list[str]:
             f"launch.emulate({launch.emulate}): launch.nodes({launch.nodes}) x launch.workers({workers}) = {world}, so the last "
             f"rank is {world - 1}"
         )
-    if layout.untraceable() is not None or getattr(layout, "buffers", None) in NCCL_BUFFERS:
+    if layout.untraceable() is not None:
         found.append(
-            "launch.emulate: parallelism=megatron_fsdp and buffers that NCCL allocates need a real process group; use fsdp2 with "
-            "buffers=dynamic, max_pool or scheduled"
+            "launch.emulate: parallelism=megatron_fsdp and buffers that NCCL allocates need a real process group, and "
+            "cpu_offload is not supported; use fsdp2 with buffers=dynamic, max_pool or scheduled"
         )
     if checkpoint.saves or checkpoint.load is not None:
         found.append(

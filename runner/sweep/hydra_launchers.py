@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, plain, typed
-from meshrunner.runner.config.experiment import check
+from meshrunner.runner.config.experiment import Launch, check
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
 from meshrunner.runner.config.resumable import usable_runs
 from meshrunner.runner.console import say, shown, warn
@@ -115,8 +115,7 @@ def resume_sweep(sweep_dir: Path) -> int:
     say(f"sweep directory: {shown(sweep_dir)}")
     for run_dir in run_dirs:
         if read_state(run_dir) not in RESULTS:
-            launch = read_config(run_dir)["launch"]
-            only_this_node(1 if launch.get("emulate") is not None else launch["nodes"])
+            only_this_node(Launch.model_validate(read_config(run_dir)["launch"]).nodes_used)
     status, stop = execute_all(run_dirs, first)
     if not stop:
         status = max(status, execute_further_rounds(sweep_dir))
