@@ -70,14 +70,18 @@ def missing_key(error: BaseException) -> str:
 
 
 def _unreadable(overrides: list[str]) -> str | None:
-    """Return the first override that does not parse or that sets a group to a number or null."""
+    """Return the first override that does not parse, or that sets a group to a number, null, or a list with one of them."""
     parser = OverridesParser.create()
     for override in overrides:
         try:
             parsed = parser.parse_override(override)
         except (HydraException, ValueError, RecursionError):
             return override
-        if parsed.key_or_group in ("", *shipped.groups()) and isinstance(parsed.value(), int | float | None):
+        key, value = parsed.key_or_group, parsed.value()
+        chosen = value if isinstance(value, list) else [value]
+        if (key in ("", *shipped.groups()) or "/" in key) and any(
+            isinstance(each, int | float | None) for each in chosen
+        ):
             return override
     return None
 

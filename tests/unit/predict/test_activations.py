@@ -103,7 +103,7 @@ def test_tensor_parallelism_keeps_its_share() -> None:
         (("parallelism=fsdp2", SELECTIVE, "precision=bf16"), 2 * 34 * 48),
         (("parallelism=fsdp1", FULL), 4 * 34 * 48),
         (("parallelism=fsdp1", "precision=bf16"), 0),
-        (("parallelism=ddp", FULL, "precision=bf16"), 4 * 34 * 48),
+        (("parallelism=ddp", FULL, "precision=bf16"), 2 * 34 * 48),
         (("parallelism=tp", "loss=chunked"), 4 * 34 * 48 // 2),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else str(each),
