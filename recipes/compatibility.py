@@ -74,6 +74,33 @@ TABLE = [
         instead="compile.mode=max-autotune-no-cudagraphs, or a micro_batch of global_batch / data-parallel ranks",
     ),
     Conflict(
+        when=lambda r, p, d: r.compile.cuda_graph and p.expert > 1,
+        where="compile.cuda_graph",
+        reason="the host reads from the device how many tokens the ranks exchange, and a captured step cannot wait for this",
+        instead="compile.cuda_graph=false, or parallelism.expert=1",
+    ),
+    Conflict(
+        when=lambda r, p, d: r.compile.cuda_graph and p.expert == 1 and not p.capturable,
+        where="compile.cuda_graph",
+        reason=(
+            "the host takes part in every step: DDP, FSDP1 and megatron_fsdp wait for events or rebuild buckets, planned buffers "
+            "check their addresses, NCCL allocates buffers, and cpu_offload updates parameters on the CPU"
+        ),
+        instead="parallelism=single, or fsdp2 with buffers=dynamic and cpu_offload=false",
+    ),
+    Conflict(
+        when=lambda r, p, d: r.compile.cuda_graph and not r.optimizer.capturable,
+        where="compile.cuda_graph",
+        reason="only the fused AdamW reads the learning rate, its step count and whether the gradient is finite on the device",
+        instead="optimizer=adamw optimizer.implementation=fused, or compile.cuda_graph=false",
+    ),
+    Conflict(
+        when=lambda r, p, d: r.compile.cuda_graph and r.compile.records_cuda_graphs,
+        where="compile.mode",
+        reason="reduce-overhead and max-autotune replay CUDA graphs of their own, which a captured step cannot contain",
+        instead="compile.mode=max-autotune-no-cudagraphs, or compile.cuda_graph=false",
+    ),
+    Conflict(
         when=lambda r, p, d: (
             max(d.tensor, p.expert) > 1 and r.compile.is_partitioned and r.activation_checkpoint.kind == "memory_budget"
         ),

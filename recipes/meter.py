@@ -41,6 +41,10 @@ class Meter(Protocol):
     def waiting_for_data(self) -> AbstractContextManager[None]:
         """Return a context manager that measures the wait for the next batch."""
 
+    def capturing(self) -> AbstractContextManager[None]:
+        """Return a context manager for the capture of a step as a CUDA graph. All later steps replay the graph, so the memory
+        peaks in this context are theirs, too. Every rank enters it in the same step."""
+
     def saving(self) -> AbstractContextManager[None]:
         """Return a context manager for saving a checkpoint. Entering it writes the metrics that are not yet in events.jsonl."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import nullcontext
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from meshrunner.recipes.checkpoint.on_disk import Consumed, Training, choose_checkpoint
+from meshrunner.recipes.compile.cuda_graph import CapturedStep
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.determinism import compute_deterministically
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from meshrunner.recipes.checkpoint.base import Saver
+    from meshrunner.recipes.compile.cuda_graph import Metrics
     from meshrunner.recipes.data.loader import Batches
     from meshrunner.recipes.meter import Meter
     from meshrunner.recipes.model.network import Network
@@ -141,6 +144,8 @@ def prepare(
     recipe = recipe.on(device.type)
     if recipe.deterministic:
         compute_deterministically(compiles=recipe.compile.compiles)
+    if recipe.compile.cuda_graph:  # a capture needs a side stream, on which autograd's earlier work ran, too
+        torch.cuda.set_stream(torch.cuda.Stream(device))
     degrees = recipe.parallelism.degrees(nodes, workers)
     stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
     config = recipe.model_dump(mode="json") if checkpoints is not None else {}  # saved as configured, not as resumed
@@ -199,6 +204,9 @@ def train(
     run = prepare(recipe, meter, device, nodes, workers, checkpoints)
     recipe, step, consumed = run.recipe, run.done, run.consumed
     tokens = run.global_batch * recipe.seq_len
+    take_step: Callable[[Batches, float], Metrics] = partial(update, recipe, run.model, run.trained, run.optimizer)
+    if recipe.compile.cuda_graph:
+        take_step = CapturedStep(take_step, run.optimizer, device, meter.capturing)
     stop = repeat(False) if stop_requested is None else stop_agreement(stop_requested)
     gc.collect()
     gc.freeze()
@@ -208,7 +216,7 @@ def train(
             with meter.waiting_for_data(), torch.no_grad():  # a batch is not kept for backward
                 batches = run.loader.next()
             lr = recipe.optimizer.lr * recipe.lr_schedule.factor(step)
-            loss, grad_norm, observed = update(recipe, run.model, run.trained, run.optimizer, batches, lr)
+            loss, grad_norm, observed = take_step(batches, lr)
             meter.step_done(step, loss=loss, grad_norm=grad_norm, lr=lr, tokens=tokens, observed=observed)
             del batches, loss, grad_norm, observed  # otherwise they would be held during the next step
             consumed = Consumed(consumed.sequences + run.global_batch, consumed.tokens + tokens)
@@ -228,9 +236,13 @@ def train(
 
 
 def update(
-    recipe: Recipe, model: nn.Module, trained: list[Trainable], optimizer: Optimizer, batches: Batches, lr: float
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and further metrics as 0-d tensors."""
+    recipe: Recipe, model: nn.Module, trained: list[Trainable], optimizer: Optimizer, batches: Batches, lr: float | Tensor
+) -> Metrics:
+    """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and further metrics as 0-d tensors.
+
+    With `compile.cuda_graph`, a GPU replays the kernels of one call. So every call must issue the same kernels, without waiting
+    for the device, and `lr` is a tensor (0-d).
+    """
     loss = backward(recipe, model, batches)
     grad_norm = global_norm(trained, loss.device)
     if recipe.max_grad_norm is not None:

@@ -7,7 +7,7 @@ from pydantic import Field, SerializeAsAny
 from meshrunner.recipes.activation_checkpoint.base import ActivationCheckpoint
 from meshrunner.recipes.checkpoint.base import Checkpoint
 from meshrunner.recipes.checkpoint.on_disk import Record
-from meshrunner.recipes.compile import Compile
+from meshrunner.recipes.compile.base import Compile
 from meshrunner.recipes.config_keys import differences
 from meshrunner.recipes.data.base import Data
 from meshrunner.recipes.errors import ConfigError

@@ -25,6 +25,11 @@ class Optimizer(Option):
     lr: float = Field(gt=0)
     """Learning rate before the schedule's factor."""
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can contain the update: learning rate and step count are tensors on the device."""
+        return False
+
     def state_bytes(self, elements: int, tensors: int) -> int | None:
         """Return the bytes of optimizer state for `tensors` parameters with `elements` elements in total; None if unknown."""
         return None
@@ -45,6 +50,10 @@ class AdamW(Optimizer):
     """Decoupled weight decay, applied to every parameter."""
     implementation: Literal["fused", "foreach", "for_loop"]
     """fused: one kernel for all parameters; foreach: one kernel per operation; for_loop: one parameter at a time."""
+
+    @property
+    def capturable(self) -> bool:
+        return self.implementation == "fused"
 
     def state_bytes(self, elements: int, tensors: int) -> int:
         """Return the bytes of two fp32 moments per element and one fp32 step count per parameter."""

@@ -95,6 +95,11 @@ class Parallelism(Option):
         return False
 
     @property
+    def capturable(self) -> bool:
+        """Whether a step can be captured as a CUDA graph: every step issues the same kernels, and never waits for the device."""
+        return False
+
+    @property
     def offloads(self) -> bool:
         """Whether parameters, gradients and optimizer state are stored in host memory."""
         return False
@@ -223,6 +228,7 @@ class Single(Parallelism):
     """The unwrapped model on one device: the reference for every other layout."""
 
     autocasts: ClassVar[bool] = True
+    capturable: ClassVar[bool] = True  # type: ignore[misc]
 
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser

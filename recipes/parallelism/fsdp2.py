@@ -50,6 +50,10 @@ class FSDP2(Parallelism):
         return self.prefetch
 
     @property
+    def capturable(self) -> bool:
+        return self.buffers == "dynamic" and not self.cpu_offload and self.expert == 1
+
+    @property
     def offloads(self) -> bool:
         return self.cpu_offload
 

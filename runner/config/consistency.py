@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshrunner.recipes import compatibility
+from meshrunner.recipes.compile.base import WARM_UP
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.validation import listed
@@ -22,6 +23,11 @@ def fit(experiment: Experiment, workers: int) -> None:
     found += experiment.activation_checkpoint.problems() + experiment.compile.problems()
     found += experiment.profiler.problems(experiment.profiled, experiment.launch.nodes * workers)
     found += _emulation_problems(experiment, workers)
+    if experiment.compile.cuda_graph and experiment.measure_after <= WARM_UP:
+        found.append(
+            f"measure_after({experiment.measure_after}): with compile.cuda_graph, step {WARM_UP + 1} captures the graph; use at "
+            f"least {WARM_UP + 1}"
+        )
     try:
         degrees = layout.degrees(experiment.launch.nodes, workers)
         experiment.accumulation(degrees.data)

@@ -56,6 +56,9 @@ class HostDevice:
     def release_cached(self) -> None:
         """Return cached memory to the device. Otherwise the peak of reserved memory would include the start-up."""
 
+    def keep_active_peak(self) -> None:
+        """Make the current peak of active memory a lower bound of all later ones: replays of a CUDA graph allocate nothing."""
+
     def reset_peaks(self) -> None:
         """Reset the memory peaks. In a container that forbids the reset, the peaks include the start-up."""
         with suppress(OSError):
@@ -71,6 +74,7 @@ class CudaDevice(HostDevice):
         self.device = device
         self.total_gib = torch.cuda.get_device_properties(device).total_memory / GIB
         self._retries = 0
+        self._active_in_graph = 0
 
     def stamp(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -82,12 +86,16 @@ class CudaDevice(HostDevice):
 
     def peaks(self) -> list[float]:
         stats = torch.cuda.memory_stats(self.device)
-        peaks = stats["active_bytes.all.peak"] / GIB, stats["reserved_bytes.all.peak"] / GIB
+        active = max(stats["active_bytes.all.peak"], self._active_in_graph)
+        peaks = active / GIB, stats["reserved_bytes.all.peak"] / GIB
         return [*peaks, float(stats["num_alloc_retries"] - self._retries), *super().peaks()]
 
     def release_cached(self) -> None:
         gc.collect()  # reference cycles keep tensors alive
         torch.cuda.empty_cache()
+
+    def keep_active_peak(self) -> None:
+        self._active_in_graph = torch.cuda.memory_stats(self.device)["active_bytes.all.peak"]
 
     def reset_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)

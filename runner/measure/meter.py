@@ -51,6 +51,7 @@ class RunMeter:
         """Seconds spent compiling forward and backward graphs so far."""
         self.saves: list[float] = []
         self.save_before = 0.0
+        self.startup_peaks: dict[str, float] = {}
         self.early_recompiles = 0
         self.late_recompiles: list[dict[str, Any]] = []
         self.by_rank = ByRank(1 if context.emulated else context.world_size)
@@ -138,6 +139,12 @@ class RunMeter:
         self._begin_step()
 
     @contextmanager
+    def capturing(self) -> Iterator[None]:
+        self._begin_measuring()
+        yield
+        self.device.keep_active_peak()
+
+    @contextmanager
     def saving(self) -> Iterator[None]:
         self.doing("saving a checkpoint")
         self.profiler.pause()
@@ -170,7 +177,10 @@ class RunMeter:
     def _begin_measuring(self) -> None:
         """Write the memory peaks of the start-up to summary.json and reset them. Later peaks then cover only measured steps."""
         peaks = merge_ranks(self.device.keys, self._gather(self.device.peaks()))
-        self._add_to_summary({k.replace("memory/", "memory/startup_"): peaks[k] for k in peaks if "_gib" in k})
+        for key, value in peaks.items():
+            self.startup_peaks[key] = max(value, self.startup_peaks.get(key, 0.0))
+        found = {k.replace("memory/", "memory/startup_"): v for k, v in self.startup_peaks.items() if "_gib" in k}
+        self._add_to_summary(found)
         self.device.reset_peaks()
         self.early_recompiles = len(recompile_reasons())
 

@@ -39,7 +39,10 @@ class Workload:
         """Return a clock for a device. If it is a CPU, `hardware.speed` must be set."""
         if isinstance(hardware, CPU):
             return SimulatedClock(CPURates(hardware))
-        return SimulatedClock(GPURates(hardware, self.fp32_rate, self.workers))
+        rates = GPURates(hardware, self.fp32_rate, self.workers)
+        if self.experiment.compile.cuda_graph:
+            rates.host_s = 0.0  # the host issues one graph per step
+        return SimulatedClock(rates)
 
     def step_time(self, hardware: GPU | CPU) -> StepTime:
         """Return the predicted time of a step on a device. Raise ConfigError if the device's rate for an operator is unknown."""

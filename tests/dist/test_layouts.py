@@ -154,6 +154,9 @@ class Recorder:
     def waiting_for_data(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def capturing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def saving(self) -> AbstractContextManager[None]:
         return nullcontext()
 

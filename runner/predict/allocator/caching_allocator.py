@@ -19,7 +19,7 @@ class OutOfMemory(Exception):
 class CachingAllocator:
     """Allocator that serves a request from the smallest sufficient cached block of its stream, or else from a new segment.
 
-    Sizes are in bytes. Private pools (CUDA graphs) and some settings (see `allocator_settings`) are not modelled. If several free
+    Sizes are in bytes. Some settings are not modelled (see `allocator_settings`). If several free
     blocks have equal sizes, this model may choose a different one than torch, because its addresses differ from the driver's.
     """
 
@@ -33,15 +33,18 @@ class CachingAllocator:
         """Callback that runs before each cache flush. It waits for the device, then frees blocks that other streams used."""
         self._expandable = expandable
         self.segments = ExpandableSegments(capacity) if expandable else Segments(capacity)
-        self._pools: dict[tuple[int, bool], BlockPool] = {}
+        self._pools: dict[tuple[int, bool, bool], BlockPool] = {}
+        """Pools by stream, by whether their blocks are small, and by whether they belong to a CUDA graph."""
+        self._capturing = False
 
     def allocate(self, nbytes: int, stream: int) -> MemoryBlock:
         """Return a block of at least `nbytes` bytes, or raise OutOfMemory."""
         size = round_up(nbytes, UNIT)
         small = size <= SMALL
-        pool = self._pools.get((stream, small))
+        key = stream, small, self._capturing
+        pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[stream, small] = BlockPool(small)
+            pool = self._pools[key] = BlockPool(small)
         block = pool.best_fit(size) or self.segments.add(pool, size)
         if block is None:
             self.empty_cache()
@@ -62,6 +65,11 @@ class CachingAllocator:
         block.allocated = False
         block.pool.merge(block)
         block.pool.add(block)
+
+    def begin_capture(self) -> None:
+        """Empty the cache, and serve all later requests from the private pools of a CUDA graph."""
+        self.empty_cache()
+        self._capturing = True
 
     def empty_cache(self) -> None:
         """Return free memory to the device: entirely free fixed segments, and entirely free pages of expandable segments."""

@@ -89,7 +89,11 @@ class CacheEmptied(NamedTuple):
     """The allocator returns cached memory to the device."""
 
 
-MemoryEvent = Allocated | Freed | UsedByStream | CacheEmptied
+class CaptureBegan(NamedTuple):
+    """A CUDA graph is captured from here on. Its memory comes from a pool of its own, after the allocator's cache is emptied."""
+
+
+MemoryEvent = Allocated | Freed | UsedByStream | CacheEmptied | CaptureBegan
 TraceEvent = MemoryEvent | Operator | Collective | EventRecorded | StreamWaitedForEvent | HostWaited
 EventLog = list[TraceEvent]
 

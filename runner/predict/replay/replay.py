@@ -9,6 +9,7 @@ from meshrunner.runner.predict.allocator.segments import MemoryBlock
 from meshrunner.runner.predict.record.trace_events import (
     Allocated,
     CacheEmptied,
+    CaptureBegan,
     Collective,
     EventLog,
     Freed,
@@ -71,6 +72,8 @@ def replay(
             memory.use(event.allocation, event.stream)
         elif isinstance(event, CacheEmptied):
             allocator.empty_cache()
+        elif isinstance(event, CaptureBegan):
+            allocator.begin_capture()
         else:
             if isinstance(event, Operator | Collective):
                 memory.enter(event.phase)

@@ -28,7 +28,7 @@ from meshrunner.runner.predict.allocator.caching_allocator import UNIT
 from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.meta.stand_ins import meta_as
 from meshrunner.runner.predict.record.recorder import Recorder
-from meshrunner.runner.predict.record.trace_events import META, EventLog, TracedDevice
+from meshrunner.runner.predict.record.trace_events import META, CaptureBegan, EventLog, TracedDevice
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 
 STEPS = 2
@@ -76,7 +76,9 @@ def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) 
             model, trained, _ = pretrain.assemble(recipe, mesh, META)
         micro = recipe.accumulation(degrees.data)[1]
         optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
-        for _ in range(STEPS):
+        for step in range(STEPS):
+            if step and recipe.compile.cuda_graph:
+                device.write(CaptureBegan())
             phases.begin_step()
             shape = micro * recipe.micro_batch, recipe.seq_len + 1
             with torch.no_grad():

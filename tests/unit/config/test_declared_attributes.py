@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshrunner.recipes.compile import Compile
+from meshrunner.recipes.compile.base import Compile
 from meshrunner.recipes.data.base import Data, DataSpec, RandomSequences, Sequences
 from meshrunner.recipes.option import Option
 from meshrunner.recipes.parallelism.fsdp2 import FSDP2

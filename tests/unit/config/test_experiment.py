@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from meshrunner.recipes.activation_checkpoint.base import ActivationCheckpoint
 from meshrunner.recipes.checkpoint.base import Checkpoint
 from meshrunner.recipes.compatibility import markdown_table
-from meshrunner.recipes.compile import Compile
+from meshrunner.recipes.compile.base import Compile
 from meshrunner.recipes.data.base import Data
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.recipes.loss.base import Loss

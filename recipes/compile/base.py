@@ -14,17 +14,26 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+WARM_UP = 2
+"""Number of first steps without a CUDA graph. They create what a capture cannot create: the optimizer's state, communicators and
+compiled code. The next step is captured."""
+
+
 class Compile(Option):
     """Base class of the options, which choose the parts of the model that torch.compile compiles."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "eager": "meshrunner.recipes.compile:Eager",
-        "per_block": "meshrunner.recipes.compile:PerBlock",
-        "whole_model": "meshrunner.recipes.compile:WholeModel",
+        "eager": "meshrunner.recipes.compile.base:Eager",
+        "per_block": "meshrunner.recipes.compile.base:PerBlock",
+        "whole_model": "meshrunner.recipes.compile.base:WholeModel",
     }
 
     compiles: ClassVar[bool] = False
     """Whether anything is compiled."""
+
+    cuda_graph: bool = False
+    """Whether to capture the third training step as one CUDA graph, and replay it in all later steps. The host then issues one
+    graph instead of every kernel. Needs a GPU."""
 
     @property
     def is_partitioned(self) -> bool:
@@ -44,6 +53,11 @@ class Compile(Option):
     def problems(self) -> list[str]:
         """Return a sentence for each setting that the installed torch does not support."""
         return []
+
+    def unsupported(self, device_type: str) -> str | None:
+        if self.cuda_graph and device_type != "cuda":
+            return "compile.cuda_graph: a CUDA graph needs a GPU; use compile.cuda_graph=false"
+        return None
 
     def configure(self) -> None:
         """Set process-wide options. Every worker calls this before it compiles anything."""

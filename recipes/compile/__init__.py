@@ -1,0 +1,1 @@
+"""The `compile` group, and the recording of a whole training step as a CUDA graph."""

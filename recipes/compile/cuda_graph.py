@@ -1,0 +1,109 @@
+"""Captures a whole training step as one CUDA graph. The GPU then replays its kernels without waiting for the host to issue each.
+
+A replay uses the memory addresses and the Python numbers of the captured step. Everything that changes between steps is therefore
+a tensor at a fixed address, which is filled before a replay: the batch and the learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import graph as autograd_graph
+
+from meshrunner.recipes.compile.base import WARM_UP
+from meshrunner.recipes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from meshrunner.recipes.data.loader import Batches
+
+    Metrics = tuple[Tensor, Tensor, dict[str, Tensor]]
+    """Loss, gradient norm and further metrics of a step, 0-d."""
+
+
+class CapturedStep:
+    """A training step that is captured after WARM_UP calls, and replayed from then on.
+
+    If the shape of a batch or a setting of the optimizer changes, this step and all later ones run without the graph.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Batches, Tensor], Metrics],
+        optimizer: Optimizer,
+        device: torch.device,
+        capturing: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """step: takes a training step, given the batch and the learning rate (0-d). capturing: `Meter.capturing`."""
+        self._step, self._optimizer, self._capturing = step, optimizer, capturing
+        self._lr = torch.zeros((), device=device)
+        self._uncaptured: float = WARM_UP
+        """Number of steps to take before the capture."""
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._batches: Batches
+        self._metrics: Metrics
+        self._captured_with: Any
+
+    def __call__(self, batches: Batches, lr: float) -> Metrics:
+        """Take a training step. Return metrics that later steps do not overwrite."""
+        self._lr.fill_(lr)
+        if self._graph is not None and self._captured_with != self._constants(batches):
+            warnings.warn(
+                "compile.cuda_graph: the shape of the batch or a setting of the optimizer changed; steps run without the graph "
+                "from here on",
+                stacklevel=2,
+            )
+            self._graph, self._uncaptured = None, math.inf
+        if self._uncaptured:
+            self._uncaptured -= 1
+            return self._step(batches, self._lr)
+        if self._graph is None:
+            self._graph = self._capture(batches)
+        for own, given in zip(self._batches, batches, strict=True):
+            torch._foreach_copy_(own, given)
+        self._graph.replay()
+        loss, grad_norm, observed = self._metrics
+        return loss.clone(), grad_norm.clone(), {key: value.clone() for key, value in observed.items()}
+
+    def _capture(self, batches: Batches) -> torch.cuda.CUDAGraph:
+        """Capture a step without executing it. Raise ConfigError if it contains work that cannot be captured."""
+        if hasattr(autograd_graph, "set_override_stale_capture_stream"):
+            autograd_graph.set_override_stale_capture_stream(True)
+        else:
+            warnings.warn(
+                f"compile.cuda_graph: torch {torch.__version__} cannot move gradients of other streams into a capture; if it "
+                "fails, use torch 2.13 or later",
+                stacklevel=3,
+            )
+        for group in self._optimizer.param_groups:
+            group["capturable"] = True
+        self._batches = [(tokens.clone(), targets.clone()) for tokens, targets in batches]
+        self._captured_with = self._constants(batches)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as the loader's, may call CUDA during the capture.
+        captured = torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
+        try:
+            with self._capturing(), captured:
+                self._metrics = self._step(self._batches, self._lr)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ConfigError(
+                f"compile.cuda_graph: this training step cannot be captured: {error}\nUse compile.cuda_graph=false."
+            ) from error
+        return graph
+
+    def _constants(self, batches: Batches) -> Any:
+        """Return what a graph holds as constants: the shapes of the batch, and the optimizer's settings but the learning rate."""
+        settings = [
+            {key: value for key, value in group.items() if key not in ("params", "lr")}
+            for group in self._optimizer.param_groups
+        ]
+        return [[each.shape for each in pair] for pair in batches], settings
