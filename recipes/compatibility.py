@@ -89,6 +89,14 @@ TABLE = [
         instead="parallelism=single, or fsdp2 with buffers=dynamic and cpu_offload=false",
     ),
     Conflict(
+        when=lambda r, p, d: (
+            r.compile.cuda_graph and r.precision.kind == "fp32" and r.model.inactive_parameters() > 0
+        ),
+        where="compile.cuda_graph",
+        reason="for experts in fp32, the host reads from the device how many tokens each expert has",
+        instead="precision=bf16, or compile.cuda_graph=false",
+    ),
+    Conflict(
         when=lambda r, p, d: r.compile.cuda_graph and not r.optimizer.capturable,
         where="compile.cuda_graph",
         reason="only the fused AdamW reads the learning rate, its step count and whether the gradient is finite on the device",

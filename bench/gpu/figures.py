@@ -74,8 +74,9 @@ SETTINGS = [
     Case("1B", "none", "per_block", more="+launch.env.TORCH_CUDNN_SDPA_DEPRIORITIZED=1"),
     Case("1B", "none", "per_block", more="checkpoint=dcp_async checkpoint.every=10 checkpoint.keep=1"),
     Case("1B", "none", "per_block", more="profiler=trace profiler.start=2 profiler.steps=3"),
+    *(Case("1B", "none", compile, more="compile.cuda_graph=true") for compile in ("per_block", "eager")),
 ]
-"""Cases that differ in one setting from the first case: attention without cuDNN, asynchronous checkpoints, a trace."""
+"""Cases with a setting of interest: attention without cuDNN, asynchronous checkpoints, a trace, CUDA graphs."""
 MODELS = [
     *(Case("mixtral", recompute, compile) for recompute in ("none", "full") for compile in ("per_block", "eager")),
     *(

@@ -40,6 +40,14 @@ FIRST = [
     "parallelism=fsdp2 parallelism.cpu_offload=true precision=bf16",
     "precision=bf16 profiler=trace",
     "precision=bf16 profiler=memory",
+    *(
+        f"compile.cuda_graph=true measure_after=3 precision=bf16 {options}"
+        for options in (
+            "parallelism=single",
+            "parallelism=fsdp2 compile=per_block",
+            "parallelism=fsdp2 activation_checkpoint=full loss=chunked",
+        )
+    ),
 ]
 """The most informative rows. They run before any speed is measured."""
 
@@ -174,6 +182,8 @@ def missing(row: str, machine: Machine, devices: int) -> str:
         return f"it needs {devices} GPUs"
     if not machine.gpus and (found := [word for word in words if word.partition("=")[2] in on_gpu]):
         return f"{found[0]} needs a GPU"
+    if not machine.gpus and "compile.cuda_graph=true" in words:
+        return "a CUDA graph needs a GPU"
     if package := next((name for word, name in packages.items() if word in words and not machine.version(name)), ""):
         return f"the package {package} is not installed"
     if words & {"parallelism=ep", "parallelism.buffers=symmetric"} and machine.torch < (2, 12):

@@ -125,7 +125,7 @@ def refuse(func: Any, inputs: list[Tensor]) -> None:
     """Raise NotCapturable if a GPU cannot capture an operator."""
     name = func.name()
     masked = name in INDEXING and any(each.dtype in (torch.bool, torch.uint8) for each in inputs[1:])
-    if masked or (name not in INDEXING and WAITS & {*func.tags}):
+    if masked or torch.Tag.cudagraph_unsafe in func.tags or (name not in INDEXING and WAITS & {*func.tags}):
         raise NotCapturable(f"{name}: the host waits for a value")
     if name == "aten::lift_fresh":
         raise NotCapturable(f"{name}: the host creates a tensor")

@@ -25,8 +25,8 @@ CASES = {
         "parallelism=single global_batch=null",
         "parallelism=single activation_checkpoint=full loss=chunked loss.tokens=13",
         "parallelism=single precision=bf16 compile=per_block compile.backend=aot_eager",
-        f"parallelism=single {MOE}",
-        f"parallelism=single {HYBRID}",
+        f"parallelism=single precision=bf16 {MOE}",
+        f"parallelism=single precision=bf16 {HYBRID}",
     ],
     2: [
         "parallelism=fsdp2",
@@ -36,8 +36,8 @@ CASES = {
         "parallelism=fsdp2 compile=per_block compile.backend=aot_eager activation_checkpoint=full",
         "parallelism=hsdp2",
         "parallelism=tp",
-        f"parallelism=fsdp2 {MOE}",
-        f"parallelism=fsdp2 {HYBRID}",
+        f"parallelism=fsdp2 precision=bf16 {MOE}",
+        f"parallelism=fsdp2 precision=bf16 {HYBRID}",
     ],
 }
 
