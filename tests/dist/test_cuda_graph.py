@@ -43,7 +43,7 @@ CASES = {
 
 
 def overrides(case: str) -> list[str]:
-    return [*SMALL, "steps=6", "lr_schedule=cosine", *case.split()]
+    return [*SMALL, "steps=6", "lr_schedule=warmup_cosine", "lr_schedule.warmup_steps=2", *case.split()]
 
 
 @pytest.mark.parametrize("world", CASES)
