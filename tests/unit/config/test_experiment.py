@@ -165,13 +165,25 @@ def test_all_problems_are_listed_together() -> None:
             "overwrite the gradients of earlier micro batches",
         ),
         *(
-            ([*f"parallelism={layout}".split(), "compile.cuda_graph=true"], 2, "use parallelism=single, or fsdp2 with buffers=dynamic")
+            (
+                [*f"parallelism={layout}".split(), "compile.cuda_graph=true"],
+                2,
+                "use parallelism=single, or fsdp2 with buffers=dynamic",
+            )
             for layout in ("ddp", "fsdp1", "fsdp2 parallelism.buffers=max_pool", "fsdp2 parallelism.cpu_offload=true")
         ),
         (["compile.cuda_graph=true", "measure_after=2"], 2, "step 3 captures the graph; use at least 3"),
-        (["compile.cuda_graph=true", "optimizer.implementation=foreach"], 2, "use optimizer=adamw optimizer.implementation=fused"),
+        (
+            ["compile.cuda_graph=true", "optimizer.implementation=foreach"],
+            2,
+            "use optimizer=adamw optimizer.implementation=fused",
+        ),
         (["compile.cuda_graph=true", "model=moe_tiny", "precision=fp32"], 2, "for experts in fp32, the host reads"),
-        (["compile.cuda_graph=true", "model=moe_tiny", "parallelism=ep"], 2, "use compile.cuda_graph=false, or parallelism.expert=1"),
+        (
+            ["compile.cuda_graph=true", "model=moe_tiny", "parallelism=ep"],
+            2,
+            "use compile.cuda_graph=false, or parallelism.expert=1",
+        ),
         (
             ["compile=per_block", "compile.cuda_graph=true", "compile.mode=reduce-overhead"],
             2,
@@ -210,7 +222,13 @@ def test_what_does_not_go_together_shows_its_arithmetic(overrides: list[str], wo
     "overrides",
     [
         ["parallelism=single", "compile.cuda_graph=true"],
-        ["compile=per_block", "compile.cuda_graph=true", "parallelism=fsdp2_tp", "checkpoint=dcp_async", "precision=float8"],
+        [
+            "compile=per_block",
+            "compile.cuda_graph=true",
+            "parallelism=fsdp2_tp",
+            "checkpoint=dcp_async",
+            "precision=float8",
+        ],
         ["compile.cuda_graph=true", "model=moe_tiny", "precision=bf16", "global_batch=16"],
     ],
 )
@@ -218,7 +236,9 @@ def test_graphs_that_can_be_captured(overrides: list[str]) -> None:
     given = experiment(*overrides)
     fit(given, 1 if "parallelism=single" in overrides else 4)
     assert given.compile.unsupported("cuda") is None
-    assert given.compile.unsupported("cpu") == "compile.cuda_graph: a CUDA graph needs a GPU; use compile.cuda_graph=false"
+    assert (
+        given.compile.unsupported("cpu") == "compile.cuda_graph: a CUDA graph needs a GPU; use compile.cuda_graph=false"
+    )
 
 
 def test_the_document_shows_the_table() -> None:

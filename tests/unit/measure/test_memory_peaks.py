@@ -59,6 +59,8 @@ def test_the_peak_of_a_captured_step_is_that_of_its_replays(tmp_path: Path, monk
     context: Any = SimpleNamespace(rank=0, records=True, emulated=False, world_size=1, attempt=1, doing=lambda _: None)
     run = RunMeter(experiment(), tmp_path, context)
     run.device = CudaDevice(torch.device("cuda", 0))
+    assert run.events is not None
+    run.events.close()
     hold(9, 10)
     with run.capturing():
         hold(6, 8)
