@@ -145,7 +145,7 @@ def prepare(
     if recipe.deterministic:
         compute_deterministically(compiles=recipe.compile.compiles)
     if recipe.compile.cuda_graph:  # a capture needs a side stream, on which autograd's earlier work ran, too
-        torch.cuda.set_stream(torch.cuda.Stream(device))
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     degrees = recipe.parallelism.degrees(nodes, workers)
     stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
     config = recipe.model_dump(mode="json") if checkpoints is not None else {}  # saved as configured, not as resumed
@@ -204,9 +204,9 @@ def train(
     run = prepare(recipe, meter, device, nodes, workers, checkpoints)
     recipe, step, consumed = run.recipe, run.done, run.consumed
     tokens = run.global_batch * recipe.seq_len
-    take_step: Callable[[Batches, float], Metrics] = partial(update, recipe, run.model, run.trained, run.optimizer)
-    if recipe.compile.cuda_graph:
-        take_step = CapturedStep(take_step, run.optimizer, device, meter.capturing)
+    updating = partial(update, recipe, run.model, run.trained, run.optimizer)
+    captured = recipe.compile.cuda_graph
+    take_step = CapturedStep(updating, run.optimizer, device, meter.capturing) if captured else updating
     stop = repeat(False) if stop_requested is None else stop_agreement(stop_requested)
     gc.collect()
     gc.freeze()

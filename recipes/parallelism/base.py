@@ -228,7 +228,7 @@ class Single(Parallelism):
     """The unwrapped model on one device: the reference for every other layout."""
 
     autocasts: ClassVar[bool] = True
-    capturable: ClassVar[bool] = True  # type: ignore[misc]
+    capturable: ClassVar[bool] = True
 
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
