@@ -173,7 +173,7 @@ def node_devices(experiment: Experiment) -> NodeDevices:
         raise Incompatible(
             f"launch.workers({workers}) is more than this node's {gpus} GPU{'s' * (gpus > 1)}; lower it, or use hardware=cpu"
         )
-    for option in (experiment.precision, experiment.model, experiment.parallelism):
+    for option in (experiment.precision, experiment.model, experiment.parallelism, experiment.compile):
         if reason := option.unsupported(found.type):
             raise Incompatible(reason)
     return found

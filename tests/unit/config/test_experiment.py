@@ -26,6 +26,7 @@ from meshrunner.recipes.parallelism.base import Parallelism
 from meshrunner.recipes.parallelism.wrap_policy import Wrap
 from meshrunner.recipes.precision.base import Precision
 from meshrunner.runner.config.consistency import fit, remarks
+from meshrunner.runner.config.devices import check_on_devices
 from meshrunner.runner.config.experiment import Experiment, Launch, Sweep, check
 from meshrunner.runner.config.hardware import Hardware, known_gpus
 from meshrunner.runner.profiler.base import Profiler
@@ -236,9 +237,13 @@ def test_graphs_that_can_be_captured(overrides: list[str]) -> None:
     given = experiment(*overrides)
     fit(given, 1 if "parallelism=single" in overrides else 4)
     assert given.compile.unsupported("cuda") is None
-    assert (
-        given.compile.unsupported("cpu") == "compile.cuda_graph: a CUDA graph needs a GPU; use compile.cuda_graph=false"
-    )
+
+
+def test_a_cpu_captures_no_graph() -> None:
+    with pytest.raises(
+        Incompatible, match="compile.cuda_graph: a CUDA graph needs a GPU; use compile.cuda_graph=false"
+    ):
+        check_on_devices(config("compile.cuda_graph=true", "hardware=cpu"))
 
 
 def test_the_document_shows_the_table() -> None:
