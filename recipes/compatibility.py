@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from meshrunner.recipes.model.hybrid.hybrid import only_atomic_sums
 from meshrunner.recipes.parallelism.base import Degrees, Parallelism
+from meshrunner.recipes.parallelism.fsdp2 import FSDP2
 from meshrunner.recipes.parallelism.megatron_fsdp import MegatronFSDP
 from meshrunner.recipes.precision.base import FLOAT8_ALIGNMENT
 from meshrunner.recipes.recipe import Recipe
@@ -121,7 +122,7 @@ TABLE = [
         instead="a save list that includes the attention operators, activation_checkpoint=full, or compile=eager",
     ),
     Conflict(
-        when=lambda r, p, d: r.precision.gathers_float8 and p.kind != "fsdp2",
+        when=lambda r, p, d: r.precision.gathers_float8 and not isinstance(p, FSDP2),
         where="precision.all_gather",
         reason="only FSDP2 can all-gather weights in float8",
         instead="parallelism=fsdp2, or precision.all_gather=false",
@@ -177,7 +178,7 @@ TABLE = [
         instead="parallelism.sequence_parallel=false, or a seq_len that is a multiple of parallelism.tensor",
     ),
     Conflict(
-        when=lambda r, p, d: p.expert > 1 and p.kind != "fsdp2",
+        when=lambda r, p, d: p.expert > 1 and not isinstance(p, FSDP2),
         where="parallelism.expert",
         reason="only FSDP2 can shard a unit's experts over different devices than the rest of the unit",
         instead="parallelism=fsdp2, or parallelism.expert=1",
