@@ -7,10 +7,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.gpu import emulate
 from bench.gpu.figures import FIRST, READ_EVERY, REST, STEPS, middle, overrides, ratios, subjects
 from bench.gpu.results import Call, Result
 from bench.gpu.rows import STEPS as ROW_STEPS
 from bench.gpu.rows import Small
+from bench.published_rows import SOURCES
 from meshrunner.recipes.storage import replace_file
 
 FIGURES = """\
@@ -28,6 +30,12 @@ TITAN = """\
 FlexAttention. *Ratio* is meshrunner's WPS, with `parallelism=fsdp2`, divided by torchtitan's.
 """
 PLANS = "`meshrunner plan` with the settings of the measured run. *Stated* is the error that it states for its WPS."
+EMULATED = """\
+Rank 0 of published runs on many GPUs, emulated on one device. Each row is a `meshrunner run` with the overrides of the row in
+`bench/published_rows.py`, `launch.workers=8` and `{settings}`. Reserved memory and the compute time of a step are measured. WPS
+includes the predicted time in which compute waits for communication. *Plan* is the prediction for the published GPU. This device
+may have another speed than the published GPU.
+"""
 GRID = """\
 Each row is a `meshrunner run` of {steps} steps of a small model. It works if the loss and gradient norm of every step agree with
 the reference (fp32, eager, one device), within {tolerance}.
@@ -48,7 +56,8 @@ class Document:
     def write(self, calls: list[Call], results: list[Result]) -> None:
         self.machine = calls[-1].machine
         parts = [self._head(calls, results), self._figures(results), self._titan(results), self._plans(results)]
-        parts += [self._start(results), self._rows(results), self._not_run(results), self._commands()]
+        parts += [self._emulated(results), self._start(results), self._rows(results)]
+        parts += [self._not_run(results), self._commands()]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.path, ("\n".join(part for part in parts if part)).encode())
 
@@ -117,6 +126,26 @@ class Document:
             return ""
         head = ["", "WPS", "plan", "stated", "peak active, GiB", "plan"]
         return "\n".join(["## Predictions", "", PLANS, "", *_table(head, rows)])
+
+    def _emulated(self, results: list[Result]) -> str:
+        shown, sources, rows = _shown(results, "emulate"), dict[str, None](), []
+        for published in emulate.ROWS:
+            if (what := emulate.what(published)) not in shown:
+                continue
+            sources[published.source] = None
+            run = _of(results, "emulate", what)
+            row = [what, _spread([*{*published.wps}], ",.0f"), _number(middle(run, "plan_wps"), ",.0f"), _speed(run)]
+            row += [_number(middle(run, key), ".2f", " s") for key in ("compute_s", "communication_s")]
+            row.append(_number(published.reserved_gib, ".2f"))
+            row += [_number(middle(run, key), ".2f") for key in ("plan_reserved_gib", "reserved_gib")]
+            rows.append(row)
+        if not rows:
+            return ""
+        head = ["", "WPS, published", "plan", "emulated", "compute", "communication"]
+        head += ["reserved, GiB, published", "plan", "emulated"]
+        text = EMULATED.format(settings=" ".join(emulate.SETTINGS))
+        places = [f"- {source}: {SOURCES[source]}" for source in sources]
+        return "\n".join(["## Published runs, emulated", "", text, *_table(head, rows), *places, ""])
 
     def _start(self, results: list[Result]) -> str:
         rows = []

@@ -7,12 +7,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.gpu import figures, grid, measure
+from bench.gpu import emulate, figures, grid, measure
 from bench.gpu.commands import Commands
 from bench.gpu.figures import Case
 from bench.gpu.machine import Machine
 from bench.gpu.results import Result, Results
 from bench.gpu.rows import OUT_OF_MEMORY, Small, grid_row, out_of_memory_row, resumed_row
+from bench.published_rows import Row
 
 RESUMED = [
     *(f"parallelism=fsdp2 checkpoint={kind}" for kind in ("dcp", "dcp_async")),
@@ -20,7 +21,15 @@ RESUMED = [
 ]
 REPEATS = 3
 """Number of measurements of each case in `figures.FIRST`."""
-EXPECTED_S = {"eager": 20.0, "per_block": 40.0, "whole_model": 90.0, "plan": 30.0, "two runs": 50.0, "calibrate": 120.0}
+EXPECTED_S = {
+    "eager": 20.0,
+    "per_block": 40.0,
+    "whole_model": 90.0,
+    "plan": 30.0,
+    "two runs": 50.0,
+    "calibrate": 120.0,
+    "emulated": 90.0,
+}
 """Seconds that a job of each kind is expected to take until one has run. They are guesses."""
 
 
@@ -97,6 +106,10 @@ class Jobs:
             Stage([Job("proofs", "calibrate", self._calibrate, "calibrate", self._without("scipy"))]),
         ]
 
+    def emulate(self) -> list[Stage]:
+        """Return the stage that repeats published runs with one emulated rank."""
+        return [Stage([*map(self.emulated, emulate.ROWS)])]
+
     def row(self, row: str, devices: int | None = None) -> Job:
         number = self._next()
         alone = {"parallelism=single", "launch.workers=1"} & {*row.split()}
@@ -157,6 +170,14 @@ class Jobs:
 
         return Job("plan", case.what, run, "plan", self._missing(case))
 
+    def emulated(self, row: Row) -> Job:
+        number = self._next()
+
+        def run(_: dict[str, str]) -> Result:
+            return emulate.emulated(row, number, self.machine, self.commands)
+
+        return Job("emulate", emulate.what(row), run, "emulated", emulate.missing(row, self.machine))
+
     def _calibrate(self, _: dict[str, str]) -> Result:
         cases = {case.what for case in (*figures.FIRST, *figures.BATCHES, *figures.REST) if case.subject == "1B"}
         found = [each for each in self.results.all if each.part == "figures" and each.what in cases]
@@ -183,7 +204,11 @@ class Jobs:
         return self.number
 
 
-PARTS: dict[str, Callable[[Jobs], list[Stage]]] = {"options": Jobs.options, "figures": Jobs.figures}
+PARTS: dict[str, Callable[[Jobs], list[Stage]]] = {
+    "options": Jobs.options,
+    "figures": Jobs.figures,
+    "emulate": Jobs.emulate,
+}
 """Parts of the bench. Each runs on its own with `--part`."""
 
 

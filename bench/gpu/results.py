@@ -25,7 +25,7 @@ class Result:
     """The result of one test or measurement: a row of the document."""
 
     part: str
-    """Table of the row: `grid`, `proofs` or `figures`."""
+    """Table of the row, such as `grid` or `figures`."""
     what: str
     """Text that identifies the row in its table."""
     state: State

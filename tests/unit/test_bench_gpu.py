@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.gpu import figures, grid
+from bench.gpu import emulate, figures, grid
 from bench.gpu.document import Document
 from bench.gpu.loops import plain_loop
 from bench.gpu.loops.plain_llama import PlainLlama
@@ -19,6 +19,7 @@ from bench.gpu.loops.shape import Shape
 from bench.gpu.machine import Machine
 from bench.gpu.results import Call, Result, Results
 from bench.gpu.rows import Small
+from bench.published_rows import Row
 from meshrunner.recipes.errors import Incompatible
 from meshrunner.recipes.loss.base import cross_entropy
 from meshrunner.recipes.model.transformer import Transformer
@@ -107,6 +108,16 @@ def test_a_measured_case_is_a_configuration(case: figures.Case) -> None:
     checked = experiment(*figures.overrides(case, figures.subjects(MACHINES["old"])[case.subject], MACHINES["old"]))
     assert checked.compile.kind == case.compile and checked.steps == figures.STEPS
     fit(checked, 1)
+
+
+@pytest.mark.parametrize("row", emulate.ROWS, ids=emulate.what)
+def test_an_emulated_row_is_a_configuration(row: Row) -> None:
+    """The published row's batch per rank, devices and precision, on one GPU."""
+    checked = experiment(*emulate.overrides(row, MACHINES["one"])).on("cuda")
+    fit(checked, 8)
+    assert checked.launch.emulate == 0 and checked.launch.nodes * 8 == emulate.devices(row)
+    assert checked.launch.nodes_used == 1 and checked.steps > emulate.UNMEASURED
+    assert not any(word in emulate.TOY for word in emulate.overrides(row, MACHINES["one"]))
 
 
 def test_a_large_gpu_trains_a_larger_micro_batch() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.gpu import bench, figures, grid, jobs
+from bench.gpu import bench, emulate, figures, grid, jobs
 from bench.gpu.bench import gpu
 from bench.gpu.commands import Commands, Ended
 from bench.gpu.jobs import Job, Jobs, Stage
@@ -57,6 +57,9 @@ class Fake(Commands):
         for folder in re.findall(r"hydra.run.dir=(\S+)", line):
             assert "=" not in folder, "Hydra refuses it"
             self._run(Path(folder), 4 if "steps=4" in line.split() else 8)
+            if "launch.emulate=0" in line.split():
+                plan = {"perf/wps": 90.0, "memory/peak_reserved_gib": 2.5}
+                (Path(folder) / "plan.json").write_text(json.dumps(plan))
             for leaf in (grid.LEAVES[word].replace("*", ".html") for word in grid.LEAVES if word in line.split()):
                 (Path(folder) / "trace").mkdir()
                 (Path(folder) / leaf).write_text("")
@@ -84,6 +87,9 @@ class Fake(Commands):
             "perf/wps_median": 99.0,
             "peak_tflops": 989.4,
             "memory/peak_active_gib": 1.0,
+            "memory/peak_reserved_gib": 2.0,
+            "perf/compute_step_time_s_median": 0.8,
+            "perf/communication_s_median": 0.1,
             "perf/checkpoint_time_s": 0.1,
         }
         (folder / "summary.json").write_text(json.dumps(summary))
@@ -153,7 +159,7 @@ def test_a_row_that_the_machine_cannot_run_is_skipped_with_its_reason() -> None:
     )
     assert skipped["parallelism=hsdp1 precision=bf16 compile=per_block"] == "it needs 4 GPUs"
     assert skipped[f"{figures.FIRST[0].loop} cuda_graphs=on"] == "the package torchtitan is not installed"
-    assert not any("kernel=fused" in line or "titan" in line for line in Fake.ran)
+    assert not any("kernel=fused" in line or "loops.titan" in line for line in Fake.ran)
     text = (Path("a") / "gpu.md").read_text()
     assert f"- `{fused}`: the package mamba-ssm is not installed" in text and "0 not run" in text
 
@@ -163,14 +169,36 @@ def test_parts_run_on_their_own_and_merge() -> None:
     assert {each.part for each in found("a")} == {"grid", "proofs"}
     assert call("--folder", "b", "--part", "figures") == 0
     assert {"figures", "loop", "torchtitan", "plan"} <= {each.part for each in found("b")}
+    assert call("--folder", "d", "--part", "emulate") == 0
+    assert {each.part for each in found("d")} == {"emulate"}
     assert call("--folder", "c") == 0
-    assert {*keys("a"), *keys("b")} == {*keys("c")} and not {*keys("a")} & {*keys("b")}
+    assert {*keys("a"), *keys("b"), *keys("d")} == {*keys("c")} and not {*keys("a")} & {*keys("b")}
     assert gpu(["--document", "a", "b", "--out", "gpu.md"]) == 0
     text = Path("gpu.md").read_text()
     assert f"| `{grid.REST[0]}` | works |" in text and f"| `{figures.REST[0].what}` | 99 " in text
     assert text.count("- 20") == 2 and "--part options" in text and "commit 1234567" in text
     for version in VERSIONS:
         assert version in text
+
+
+def test_published_runs_are_emulated_on_a_gpu_of_the_same_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, ONE._replace(versions=(*VERSIONS, "torchao 0.14")))
+    assert call("--folder", "a", "--part", "emulate") == 0
+    skipped = {each.what: each.reason for each in found() if each.state == "skipped"}
+    large = "titan 2024-12: Llama 3 8B, selective_op, 8,192 tokens, 8 GPUs"
+    assert skipped[large] == "it needs 83.9 GiB, and this GPU has 79.1"
+    fits = [row for row in emulate.ROWS if row.reserved_gib is not None and row.reserved_gib < 79.1 - 1.5]
+    assert keys("a", "works") == [("emulate", emulate.what(row), 1) for row in fits]
+    text = (Path("a") / "gpu.md").read_text()
+    measured = "99 | 0.80 s | 0.10 s"
+    assert f"| PR 165: Llama 2 7B, fsdp1, full, 2,048 tokens, 8 GPUs | 6,150 (6,100-6,200) | 90 | {measured} |" in text
+    assert f", 128 GPUs | 5,605 | 90 | {measured} | 67.00 | 2.50 | 2.00 |" in text
+    assert f"- emulate: `{large}`: it needs 83.9 GiB" in text and "H100s of 500 W" in text
+    monkeypatch.setattr(Fake, "ran", [])
+    assert call("--resume", "a", "--part", "emulate") == 0 and Fake.ran == []
+    on(monkeypatch, ONE._replace(name="NVIDIA H200", memory_gib=139.8))
+    assert call("--folder", "b", "--part", "emulate") == 0 and Fake.ran == []
+    assert {each.reason for each in found("b")} == {"the published run was on H100 96GB"}
 
 
 def test_no_row_starts_that_cannot_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
