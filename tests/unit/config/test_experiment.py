@@ -240,9 +240,7 @@ def test_graphs_that_can_be_captured(overrides: list[str]) -> None:
 
 
 def test_a_cpu_captures_no_graph() -> None:
-    with pytest.raises(
-        Incompatible, match="cuda_graph: a CUDA graph needs a GPU; use compile.cuda_graph=false"
-    ):
+    with pytest.raises(Incompatible, match=r"cuda_graph: a CUDA graph needs a GPU; use compile\.cuda_graph=false"):
         check_on_devices(config("compile.cuda_graph=true", "hardware=cpu"))
 
 
