@@ -38,7 +38,7 @@ class Recipe(Section):
     compile: Annotated[SerializeAsAny[Compile], chosen(Compile)]
     """Parts of the model that torch.compile compiles."""
     precision: Annotated[SerializeAsAny[Precision], chosen(Precision)]
-    """dtypes of compute and of the gradient reduction; master weights are fp32. auto: bf16 on CUDA, fp32 on CPU."""
+    """dtypes of compute and gradient reduction; master weights are fp32. auto: bf16 on CUDA, fp32 on CPU."""
     loss: Annotated[SerializeAsAny[Loss], chosen(Loss)]
     """Implementation of the cross entropy. Every option computes the same value."""
     optimizer: Annotated[SerializeAsAny[Optimizer], chosen(Optimizer)]

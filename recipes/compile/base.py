@@ -32,8 +32,7 @@ class Compile(Option):
     """Whether anything is compiled."""
 
     cuda_graph: bool = False
-    """Whether to capture the third training step as one CUDA graph, and replay it in all later steps. The host then issues one
-    graph instead of every kernel. Needs a GPU."""
+    """Whether to replay the third step as one CUDA graph. Needs a GPU."""
 
     @property
     def is_partitioned(self) -> bool:
