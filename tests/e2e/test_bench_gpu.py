@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from argparse import Namespace
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from bench.gpu import figures, grid
+from bench.gpu import emulate, figures, grid
 from bench.gpu.bench import CPU_LIMIT_S, Bench
 from bench.gpu.commands import REPOSITORY, Commands
 from bench.gpu.document import Document
@@ -20,6 +21,7 @@ from bench.gpu.loops import plain_loop
 from bench.gpu.loops.plain_llama import PlainLlama
 from bench.gpu.machine import this_machine
 from bench.gpu.results import Call, Result, Results, read
+from bench.published_rows import Row
 from meshrunner.recipes.model.init_weights import initial_value
 from tests.composed import experiment
 from tests.e2e.command import BOUND_S, Command
@@ -133,6 +135,25 @@ def test_memory_is_predicted_and_measured(made: Made) -> None:
     [run] = made.found(made.jobs.measured(case))
     [plan] = made.found(made.jobs.planned(case))
     assert run.state == plan.state == "works" and plan.figures["peak_active_gib"] > 0, (run, plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [emulate.ROWS[0], emulate.ROWS[-1]], ids=["eager FSDP1", "compiled float8 FSDP2"])
+def test_a_rank_of_a_published_run_is_emulated(row: Row, made: Made) -> None:
+    [result] = made.found(made.jobs.emulated(row))
+    assert result.state == "works" and result.figures["compute_s"] > 0, result
+    assert f"| {emulate.what(row)} |" in (made.folder / "gpu.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_row_needs_only_the_packages_that_contributing_names(
+    made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("datasets", "pandas", "wandb", "tensorboard", "scipy", "torchao"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    [result] = made.found(made.jobs.row("precision=fp32 log_every=3"))
+    assert (result.state, result.reason) == ("works", ""), result
 
 
 @pytest.mark.slow
