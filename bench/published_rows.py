@@ -62,7 +62,12 @@ SOURCES = {
 COMPILED = "compile=per_block"
 FLOAT8 = (COMPILED, "precision=float8")
 GATHERED = (*FLOAT8, "precision.all_gather=true")
-THEN = ("wrap=rules", "data=random", "model.kind=tests.titan2024:Titan2024", "loss.kind=tests.titan2024:Logits")
+FLASH = "launch.env.TORCH_CUDNN_SDPA_DEPRIORITIZED=1"
+"""Override for FlashAttention, as in torch before 2.11."""
+THEN = (
+    *("wrap=rules", "data=random", FLASH, "model.kind=tests.titan2024:Titan2024"),
+    "loss.kind=tests.titan2024:Logits",
+)
 LAYOUTS = {
     "fsdp1": (
         "parallelism=fsdp1",
@@ -140,7 +145,7 @@ def fms(
     overrides = (
         *(f"model={model}", f"hardware={hardware}", f"launch.nodes={nodes}", f"hardware.network_bandwidth={network}"),
         *("seq_len=4096", f"micro_batch={batch}", f"activation_checkpoint={recompute}", "precision=bf16"),
-        *("precision.reduce=bf16", "data=random", *layout, *more),
+        *("precision.reduce=bf16", "data=random", FLASH, *layout, *more),
     )
     return Row(source, ", ".join((_title(model), recompute, f"batch {batch}", *_changes(more))), overrides, _range(wps))
 

@@ -108,6 +108,8 @@ class GPU(Hardware):
     devices_per_node: Count
     """Devices per node. `submit` requests this number if launch.workers is auto."""
     # Older run directories lack the following keys, so they need defaults.
+    compute_capability: float | None = Field(None, gt=0)
+    """Compute capability of an NVIDIA device, such as 9.0. torch chooses kernels for attention by it; null: unknown or none."""
     reserved_elsewhere_gib: float = Field(1.5, ge=0)
     """Device memory in GiB that a process uses outside torch's allocator, such as the CUDA context and NCCL buffers."""
     efficiency: Efficiency = Efficiency.model_construct(  # builds no validator, which would slow down every import

@@ -74,6 +74,18 @@ def fall_back_to_fixed_segments(device: Any) -> str | None:
     return None
 
 
+def sdpa_backend(experiment: Experiment, device: str) -> str | None:
+    """Return the kernels that torch chooses on a device for the model's attention, such as `flash_attention`, if it has any."""
+    import torch
+
+    if (head_dim := getattr(experiment.model, "head_dim", None)) is None:
+        return None
+    torch.use_deterministic_algorithms(experiment.deterministic)  # `train` does the same, but later
+    dtype = experiment.precision.on(device).param_dtype
+    qkv = torch.empty(1, 1, 2, head_dim, dtype=dtype, device=device, requires_grad=True)
+    return torch._C._SDPBackend(torch._fused_sdp_choice(qkv, qkv, qkv, is_causal=True)).name.lower()
+
+
 def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> Environment:
     """Return the content of environment.json, without `resolved`, and without `cpus` and `remarks`, which the workers add."""
     recorded = {name: each for name, each in sorted(variables.items()) if name.startswith(RECORDED)}

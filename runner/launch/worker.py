@@ -18,7 +18,7 @@ from meshrunner.recipes.checkpoint.on_disk import FOLDER
 from meshrunner.recipes.errors import ConfigError, TooLarge
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.launch_env import ALLOCATOR
-from meshrunner.runner.launch.environment import apply_allocator_settings, fall_back_to_fixed_segments
+from meshrunner.runner.launch.environment import apply_allocator_settings, fall_back_to_fixed_segments, sdpa_backend
 from meshrunner.runner.process.cpu_binding import allowed_cpus, bind_to_gpu
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import Environment, RankError
@@ -160,8 +160,8 @@ def join_fake_process_group(context: WorkerContext) -> None:
 def _record_environment(
     run_dir: Path, context: WorkerContext, experiment: Experiment, fallback: str | None
 ) -> Experiment:
-    """Add to environment.json what only workers know: the CPUs of each rank, settings of the allocator that had to change, and
-    packages that cannot be imported. `fallback`: this rank's warning from `fall_back_to_fixed_segments`.
+    """Add to environment.json what only workers know: the CPUs of each rank, settings of the allocator that had to change, the
+    kernels of attention, packages that cannot be imported. `fallback`: this rank's warning from `fall_back_to_fixed_segments`.
 
     Return the experiment, without kernels of packages that a rank on a GPU cannot import.
     """
@@ -180,12 +180,14 @@ def _record_environment(
         own = {name: os.environ[name] for name in ALLOCATOR if warnings and name in os.environ}
         chosen = {f"model.{key}": value for key, value in experiment.model.resolved().items()}
         replaced = [f"{name}: cannot be imported, so plain torch replaces it: {why}" for name, why in broken.items()]
-        facts = {
+        facts: dict[str, Any] = {
             "cpus": [cpus for cpus, _, _ in everyone],
             "environment": known.environment | own,
             "resolved": known.resolved | chosen,
             "remarks": warnings[:1] + replaced,
         }
+        if context.device_type == "cuda":
+            facts["attention_backend"] = sdpa_backend(experiment, context.device_type)
         with suppress(OSError):  # a full disk does not stop the run
             (known | facts).write(run_dir / ENVIRONMENT)
     return experiment

@@ -38,7 +38,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     - *logits*: memory allocated by the loss function.
     - *activations*: memory allocated in forward or recomputation while autograd records. Autograd does not record inside a
       custom autograd function. Memory that such a function allocates in forward becomes *activations* if backward frees it.
-    - *temporary*: backward's intermediate results, the batch, temporaries of the optimizer.
+    - *temporary*: backward's intermediate results, the batch, temporaries of the optimizer; in predictions, cuBLAS's workspaces.
 
     Memory that an operator or a collective allocates internally is not tracked. A tensor created in another thread is tracked
     from its first use in the ledger's thread. Gloo's reduce-scatter copies its input and frees the copy at a time that varies

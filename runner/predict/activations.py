@@ -10,6 +10,7 @@ from meshrunner.recipes.model.network import Network
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.ledger.allocations import UNKNOWN, Allocation
+from meshrunner.runner.predict.gpu_libraries import gpu_libraries
 from meshrunner.runner.predict.trace.depth import blocks_may_differ
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
@@ -50,8 +51,10 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
 
     def traced(**changes: Any) -> dict[int, KeptActivations]:
         recipe = experiment.model_copy(update={"model": model, "global_batch": None, **changes})
-        nodes, workers = experiment.launch.nodes, device.workers
-        return kept_by_block(trace_recipe(recipe, nodes=nodes, workers=workers, device_type=device.type))
+        nodes, workers, libraries = experiment.launch.nodes, device.workers, gpu_libraries(experiment, device.hardware)
+        return kept_by_block(
+            trace_recipe(recipe, nodes=nodes, workers=workers, device_type=device.type, libraries=libraries)
+        )
 
     model = _first_blocks(experiment, network, classes)
     kept, whole = traced(), traced(activation_checkpoint=NoRecompute(kind="none"))

@@ -11,6 +11,11 @@ from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.console import counted
 from meshrunner.runner.rundir import parse_yaml
 
+CUDNN_UNKNOWN = (
+    ". hardware.efficiency is that of FlashAttention, but torch uses cuDNN's attention on this device, which may be faster, so "
+    "the error includes the whole share of attention in the step. `meshrunner calibrate` fits the rates to measured runs"
+)
+
 
 class Regime(NamedTuple):
     """Published runs of one kind, and the largest error of their predicted speeds."""

@@ -1,12 +1,14 @@
 """Traces a run, and predicts its step time on any device whose rates (FLOP/s, bytes/s) are known."""
 
+import math
 from dataclasses import dataclass, replace
 
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.predict.forecast import SpeedForecast
-from meshrunner.runner.predict.published import stated_error
+from meshrunner.runner.predict.gpu_libraries import gpu_libraries
+from meshrunner.runner.predict.published import CUDNN_UNKNOWN, stated_error
 from meshrunner.runner.predict.record.trace_events import Collective, EventLog, MemoryEvent
 from meshrunner.runner.predict.timing.rates import CPURates, Fp32Rate, GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
@@ -66,6 +68,10 @@ class Workload:
         peak = hardware.peak_tflops(self.fp32_rate if compute == "fp32" else compute)
         flops = experiment.model.flops_per_token(experiment.seq_len).total
         error_pct, error_basis = stated_error(experiment, hardware)
+        cudnn = any("cudnn_attention" in getattr(each, "name", "") for each in self.events[0])
+        if cudnn and hardware.calibrated is None:
+            error_pct += math.ceil(100 * step_time.seconds_by_part["attention"] / step_time.seconds)
+            error_basis += CUDNN_UNKNOWN
         return SpeedForecast(
             wps=wps,
             mfu=None if peak is None else 100 * wps * flops / (peak * 1e12),
@@ -83,8 +89,11 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
     recipes = [experiment] if depths is None else [at_depth(experiment, each) for each in depths[:2]]
-    nodes, workers = experiment.launch.nodes, device.workers
-    traces = tuple(trace_recipe(each, nodes=nodes, workers=workers, device_type=device.type) for each in recipes)
+    nodes, workers, libraries = experiment.launch.nodes, device.workers, gpu_libraries(experiment, device.hardware)
+    traces = tuple(
+        trace_recipe(each, nodes=nodes, workers=workers, device_type=device.type, libraries=libraries)
+        for each in recipes
+    )
     first, degrees = traces[0], experiment.parallelism.degrees(nodes, workers)
     tokens, events = first.tokens / degrees.tensor, tuple(each.events for each in traces)
     return Workload(experiment, workers, tokens, first.skipped_micro_batches, events, depths), traces

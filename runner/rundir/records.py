@@ -110,6 +110,8 @@ class Environment(JsonFile):
     launch_env: Annotated[dict[Text, Any], null_as({})] = under("launch.env", {})
     environment: dict[Text, Any] = {}
     """Environment variables that may affect measurements."""
+    attention_backend: Text | None = None
+    """Kernels that torch chose on a GPU for the model's attention, such as `cudnn_attention`."""
     resolved: dict[str, Any] = {}
     """Value that the run chose for each key that is `auto` or null in the configuration."""
     cpus: list[Text] = []

@@ -15,8 +15,9 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 @contextmanager
-def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
-    """Make attention and RMSNorm on meta keep the same tensors and cause the same memory traffic as on `device_type`."""
+def device_kernels(device_type: str, *, compiles: bool, cudnn: bool = False) -> Iterator[None]:
+    """Make attention and RMSNorm on meta keep the same tensors and cause the same memory traffic as on `device_type`. `compiles`:
+    whether any part of the model is compiled. `cudnn`: whether the device prefers cuDNN's attention to FlashAttention."""
     with ExitStack() as stack:
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         own = torch.library.Library("meshrunner_plan", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -24,7 +25,7 @@ def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
         stack.callback(own._destroy)
         own.define("touch(Tensor[] read, Tensor(a!)[] written) -> ()")  # type: ignore[no-untyped-call]
         own.impl("touch", lambda read, written: None, "Meta")  # type: ignore[no-untyped-call]
-        attention = partial(_attention, device_type)
+        attention = partial(_attention, device_type, cudnn)
         library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
         if device_type == "cuda":
             library.impl("_fused_rms_norm", _FusedRMSNorm.apply, "AutogradMeta")  # type: ignore[no-untyped-call]
@@ -35,6 +36,7 @@ def device_kernels(device_type: str, *, compiles: bool) -> Iterator[None]:
 
 def _attention(
     device_type: str,
+    cudnn: bool,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -46,14 +48,15 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Run, on meta, the attention kernel that torch would choose on `device_type`."""
-    grouped = query.shape[-3] != key.shape[-3]
-    qkv, settings = (query, key, value), (dropout_p, is_causal)
+    grouped, needs_gradient = query.shape[-3] != key.shape[-3], torch.is_grad_enabled()
+    qkv, settings, head_dim = (query, key, value), (dropout_p, is_causal), query.shape[-1]
     if device_type == "cpu":
         results = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, *settings, attn_mask=attn_mask, scale=scale)
-    elif attn_mask is None and query.dtype in HALF and query.shape[-1] <= 256:
+    elif cudnn and query.dtype in HALF and head_dim <= 128 and head_dim % 8 == 0:  # torch up to 2.13
+        results = aten._scaled_dot_product_cudnn_attention(*qkv, attn_mask, needs_gradient, *settings, scale=scale)
+    elif attn_mask is None and query.dtype in HALF and head_dim <= 256:
         results = aten._scaled_dot_product_flash_attention(*qkv, *settings, False, scale=scale)
     elif query.dtype in (*HALF, torch.float32) and not grouped:
-        needs_gradient = torch.is_grad_enabled()
         results = aten._scaled_dot_product_efficient_attention(*qkv, attn_mask, needs_gradient, *settings, scale=scale)
     else:
         results = aten._scaled_dot_product_attention_math(

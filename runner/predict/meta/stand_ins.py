@@ -177,8 +177,8 @@ STAND_INS = (
 
 
 @contextmanager
-def meta_as(device_type: str, recorder: Recorder, *, compiles: bool = False) -> Iterator[None]:
-    """Make meta behave like a `cpu` or `cuda` device. `compiles`: whether any part of the model is compiled."""
+def meta_as(device_type: str, recorder: Recorder, *, compiles: bool = False, cudnn: bool = False) -> Iterator[None]:
+    """Make meta behave like a `cpu` or `cuda` device. See `device_kernels` for `compiles` and `cudnn`."""
     if compiles:
         # This import takes seconds and collects torch's functions, so import only if needed and before replacing any of them.
         from meshrunner.runner.predict.meta.compiler import trace_compiled_code
@@ -186,7 +186,7 @@ def meta_as(device_type: str, recorder: Recorder, *, compiles: bool = False) -> 
         for stand_in in STAND_INS:
             stand_in(in_torch, recorder)
         in_torch.enter_context(autocast_on_meta(in_torch, device_type))
-        in_torch.enter_context(kernels.device_kernels(device_type, compiles=compiles))
+        in_torch.enter_context(kernels.device_kernels(device_type, compiles=compiles, cudnn=cudnn))
         if compiles:
             trace_compiled_code(in_torch, recorder)
         yield

@@ -32,6 +32,8 @@ class Traits(NamedTuple):
     """Positions of the arguments that the operator writes."""
     flops: Any
     """torch's FLOP formula for the operator, or None."""
+    is_causal: int = 0
+    """Position of an attention operator's argument `is_causal`."""
 
 
 @cache
@@ -53,7 +55,9 @@ def traits(func: Any) -> Traits:
     if short in MATMULS:
         return Traits(schema.name, "matmul", written, flops)
     if "scaled_dot_product" in short:
-        return Traits(schema.name, "attention_backward" if "backward" in short else "attention", written, flops)
+        kind = "attention_backward" if "backward" in short else "attention"
+        names = [argument.name for argument in schema.arguments]
+        return Traits(schema.name, kind, written, flops, names.index("is_causal") if "is_causal" in names else -1)
     return Traits(schema.name, "memory", written, None)
 
 
@@ -92,5 +96,5 @@ def _flops(operator: Traits, args: Any, kwargs: dict[str, Any], result: Any) -> 
     if operator.flops is None:
         return 0
     flops = int(operator.flops(*args, **kwargs, out_val=result))
-    is_causal = kwargs.get("is_causal") is True or any(value is True for value in args)  # half of the scores are masked
-    return flops // 2 if operator.kind != "matmul" and is_causal else flops
+    is_causal = kwargs.get("is_causal") or any(x is True for x in args[operator.is_causal : operator.is_causal + 1])
+    return flops // 2 if operator.kind != "matmul" and is_causal else flops  # half of the scores are masked

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup, get_process_group_ranks
 
-from meshrunner.runner.ledger.allocations import START, Allocation
+from meshrunner.runner.ledger.allocations import END, START, Allocation
 from meshrunner.runner.ledger.memory_ledger import MemoryLedger, plain_tensors, tensors_in
 from meshrunner.runner.ledger.phases import Phases
 from meshrunner.runner.predict.record.operators import collective, cost, nbytes_of, traits
@@ -28,6 +28,8 @@ from meshrunner.runner.predict.record.trace_events import (
 
 RETURN_THEIR_ARGUMENT = {"_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor"}
 """Operators that return their argument on a real device, but a new tensor on meta."""
+CUBLAS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_scaled_mm"}
+"""Operators that use a workspace of cuBLAS."""
 
 
 class Fusion(Enum):
@@ -46,6 +48,8 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
         super().__init__(phases)
         self.device, self.on_host, self.rounding = device, on_host, rounding
         """Each allocation is rounded up to a multiple of `rounding` bytes."""
+        self.workspaces: dict[bool, int] = {}
+        """Bytes of cuBLAS workspaces to allocate on first use, keyed by whether the thread that runs backward uses them."""
         self.events: EventLog = []
         self.paused = 0
         """Number of active pauses. Nothing is recorded while this number is above 0."""
@@ -130,6 +134,9 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
             self._log_collective(func, args, kwargs, result)
         elif operator.kind is not None and (inputs or operator.kind == "memory"):
             work = cost(operator, args, kwargs, inputs, result)
+            in_backward = self.phases.now.part in ("backward", END)
+            if operator.name in CUBLAS and (nbytes := self.workspaces.pop(in_backward, 0)):
+                self._allocate(nbytes, "temporary", preexisting=False)
             self._write(Operator(operator.name, operator.kind, self._stream(), self.phases.now, *work))
 
     def _counts(self, storage: UntypedStorage) -> bool:

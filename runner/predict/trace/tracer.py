@@ -25,6 +25,7 @@ from meshrunner.runner.ledger.allocations import START
 from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 from meshrunner.runner.ledger.phases import Phases
 from meshrunner.runner.predict.allocator.caching_allocator import UNIT
+from meshrunner.runner.predict.gpu_libraries import GPULibraries
 from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.meta.stand_ins import meta_as
 from meshrunner.runner.predict.record.recorder import Recorder
@@ -53,19 +54,22 @@ class Trace(NamedTuple):
     """Number of micro batches per step that were not traced. `tokens` and the memory of the batch include these micro batches."""
 
 
-def trace_recipe(recipe: Recipe, *, nodes: int, workers: int, device_type: str) -> Trace:
+def trace_recipe(
+    recipe: Recipe, *, nodes: int, workers: int, device_type: str, libraries: GPULibraries | None = None
+) -> Trace:
     """Trace the first two optimizer steps of rank 0. Each `auto` in `recipe` must already be resolved for `device_type`."""
-    compiles = recipe.compile.compiles
+    compiles, libraries = recipe.compile.compiles, libraries or GPULibraries()
     phases, device = Phases(START, compiles=compiles), TracedDevice()
     on_host = device_type == "cpu"
     recorder = Recorder(device, phases, on_host=on_host, rounding=1 if on_host else UNIT)
+    recorder.workspaces = dict.fromkeys((False, True), libraries.workspace)
     degrees = recipe.parallelism.degrees(nodes, workers)
     gc.collect()
     with (
         garbage_collection_disabled(),  # as in training: tensors in reference cycles stay allocated
         _quiet(),
         ExitStack() as group,
-        meta_as(device_type, recorder, compiles=compiles),
+        meta_as(device_type, recorder, compiles=compiles, cudnn=libraries.cudnn_attention),
         phases,
         ExitStack() as recording,
     ):

@@ -12,6 +12,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.hybrid import hybrid
 from meshrunner.recipes.model.hybrid.hybrid import Hybrid
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.launch import worker
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.launch.report import report
 from meshrunner.runner.launch.worker import _record_environment
@@ -34,6 +35,7 @@ def run_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(hybrid, "find_spec", lambda name: object() if name == "mamba_ssm" else None)
     monkeypatch.setattr(Hybrid, "import_errors", lambda _: {})
     monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(worker, "sdpa_backend", lambda *_: None)
     folder = make_run(tmp_path / "run")
     before = Environment(resolved={"model.mamba.kernel": "fused", "log_every": 1})
     before.write(folder / ENVIRONMENT)

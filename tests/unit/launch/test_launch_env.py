@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.errors import ConfigError
@@ -21,6 +22,7 @@ from meshrunner.runner.launch.environment import (
     apply_allocator_settings,
     environment,
     fall_back_to_fixed_segments,
+    sdpa_backend,
     worker_environment,
 )
 from meshrunner.runner.launch.outcome import Outcome
@@ -208,3 +210,33 @@ def test_the_settings_in_use_are_recorded_and_reported(
         assert len(found.cpus) == 2 and found.remarks == [own or others] * bool(own or others)
         report(tmp_path, Outcome("completed", ""), Summary(state="completed"), row=False)
         assert capsys.readouterr().err == (f"meshrunner: {own or others}\n" if own or others else "")
+
+
+def test_attention_is_that_which_torch_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def choose(query: torch.Tensor, *_: torch.Tensor, is_causal: bool) -> int:
+        asked.append((query.dtype, query.shape[-1], query.requires_grad, torch.are_deterministic_algorithms_enabled()))
+        return 3 if is_causal else 0
+
+    run = experiment("precision=bf16", "model.n_heads=4", "deterministic=true")
+    with sdpa_kernel(SDPBackend.MATH):
+        assert sdpa_backend(experiment(), "cpu") == "math"
+    assert sdpa_backend(experiment(), "cpu") == "flash_attention"
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choose)
+    try:
+        assert sdpa_backend(run, "cpu") == sdpa_backend(experiment(), "cpu") == "cudnn_attention"
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked == [(torch.bfloat16, 64, True, True), (torch.float32, 32, True, False)]
+
+
+@pytest.mark.parametrize(("device_type", "expected"), [("cuda", "cudnn_attention"), ("cpu", None)])
+def test_attention_is_recorded_on_gpus(
+    device_type: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Environment().write(tmp_path / ENVIRONMENT)
+    monkeypatch.setattr(worker, "sdpa_backend", lambda _, device: f"{device}_attention".replace("cuda", "cudnn"))
+    context = SimpleNamespace(rank=0, world_size=2, device_type=device_type, emulated=True, records=True)
+    worker._record_environment(tmp_path, cast(WorkerContext, context), experiment(), None)
+    assert Environment.read(tmp_path / ENVIRONMENT).attention_backend == expected

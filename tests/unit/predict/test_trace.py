@@ -90,9 +90,7 @@ def test_no_kernel_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -
         )
     else:
         device_kernels = kernels.device_kernels
-        monkeypatch.setattr(
-            kernels, "device_kernels", lambda device_type, compiles: device_kernels("cpu", compiles=compiles)
-        )
+        monkeypatch.setattr(kernels, "device_kernels", lambda device_type, **how: device_kernels("cpu", **how))
     assert found_or_error(*overrides) != complete
 
 
