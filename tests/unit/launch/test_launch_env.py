@@ -219,7 +219,7 @@ def test_attention_is_that_which_torch_chooses(monkeypatch: pytest.MonkeyPatch) 
         asked.append((query.dtype, query.shape[-1], query.requires_grad, torch.are_deterministic_algorithms_enabled()))
         return 3 if is_causal else 0
 
-    run = experiment("precision=bf16", "model.n_heads=4", "deterministic=true")
+    run = experiment("precision=bf16", "model.n_heads=4", "model.n_kv_heads=4", "deterministic=true")
     with sdpa_kernel(SDPBackend.MATH):
         assert sdpa_backend(experiment(), "cpu") == "math"
     assert sdpa_backend(experiment(), "cpu") == "flash_attention"
