@@ -93,15 +93,8 @@ class Model(Option):
         """Return a warning for each choice of `on` that costs speed or memory."""
         return []
 
-    def import_errors(self) -> dict[str, str]:
-        """Import the packages with kernels that this model uses. Return the error message of each that is installed but fails.
-        Only workers on GPUs call this, because importing these packages takes seconds."""
-        return {}
-
-    def without(self, broken: dict[str, str]) -> Self:
-        """Return this model without kernels of packages that cannot be imported. broken: the error message of each package.
-        Raise ConfigError if the configuration names such a kernel."""
-        return self
+    def import_kernels(self) -> None:
+        """Import the packages with kernels that this model uses. Raise ConfigError if one is installed but fails to import."""
 
     def resolved(self) -> dict[str, Any]:
         """Return the values of the keys that `on` resolves, keyed by name."""

@@ -61,6 +61,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         apply_allocator_settings()
         torch.cuda.set_device(device)
         fallback = fall_back_to_fixed_segments(device)
+        experiment.model.import_kernels()
     elif not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in experiment.launch.env):
         _keep_freed_memory()
     minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1  # the launcher fails first, naming the rank
@@ -68,7 +69,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         join_fake_process_group(context)
     else:
         _init_process_group(context, device, timedelta(minutes=minutes))
-    experiment = _record_environment(run_dir, context, experiment, fallback)
+    _record_environment(run_dir, context, experiment, fallback)
     if launch.host_memory_gib is not None:
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         limit = held + int(launch.host_memory_gib * 2**30)
@@ -157,40 +158,26 @@ def join_fake_process_group(context: WorkerContext) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=context.rank, world_size=context.world_size)
 
 
-def _record_environment(
-    run_dir: Path, context: WorkerContext, experiment: Experiment, fallback: str | None
-) -> Experiment:
-    """Add to environment.json what only workers know: the CPUs of each rank, settings of the allocator that had to change, the
-    kernels of attention, packages that cannot be imported. `fallback`: this rank's warning from `fall_back_to_fixed_segments`.
-
-    Return the experiment, without kernels of packages that a rank on a GPU cannot import.
-    """
+def _record_environment(run_dir: Path, context: WorkerContext, experiment: Experiment, fallback: str | None) -> None:
+    """Add to environment.json what only workers know: the CPUs of each rank, settings of the allocator that had to change, and
+    the kernels of attention. `fallback`: this rank's warning from `fall_back_to_fixed_segments`."""
     import torch.distributed as dist
 
-    errors = experiment.model.import_errors() if context.device_type == "cuda" else {}
-    everyone: list[tuple[str, str | None, dict[str, str]]] = [(allowed_cpus(), fallback, errors)]
+    everyone: list[tuple[str, str | None]] = [(allowed_cpus(), fallback)]
     if not context.emulated:
         everyone *= context.world_size
         dist.all_gather_object(everyone, everyone[context.rank])
-    broken = {name: why for _, _, errors in everyone for name, why in errors.items()}
-    if broken:
-        experiment = experiment.model_copy(update={"model": experiment.model.without(broken)})
     if context.records:
-        known, warnings = Environment.read(run_dir / ENVIRONMENT), [warning for _, warning, _ in everyone if warning]
+        known, warnings = Environment.read(run_dir / ENVIRONMENT), [warning for _, warning in everyone if warning]
         own = {name: os.environ[name] for name in ALLOCATOR if warnings and name in os.environ}
-        chosen = {f"model.{key}": value for key, value in experiment.model.resolved().items()}
-        replaced = [f"{name}: cannot be imported, so plain torch replaces it: {why}" for name, why in broken.items()]
         facts: dict[str, Any] = {
-            "cpus": [cpus for cpus, _, _ in everyone],
+            "cpus": [cpus for cpus, _ in everyone],
             "environment": known.environment | own,
-            "resolved": known.resolved | chosen,
-            "remarks": warnings[:1] + replaced,
+            "attention_backend": sdpa_backend(experiment, context.device_type),
+            "remarks": warnings[:1],
         }
-        if context.device_type == "cuda":
-            facts["attention_backend"] = sdpa_backend(experiment, context.device_type)
         with suppress(OSError):  # a full disk does not stop the run
             (known | facts).write(run_dir / ENVIRONMENT)
-    return experiment
 
 
 def _write_error(run_dir: Path, context: WorkerContext, error: BaseException) -> None:

@@ -111,7 +111,7 @@ class Environment(JsonFile):
     environment: dict[Text, Any] = {}
     """Environment variables that may affect measurements."""
     attention_backend: Text | None = None
-    """Kernels that torch chose on a GPU for the model's attention, such as `cudnn_attention`."""
+    """Kernels that torch chose for the model's attention, such as `cudnn_attention`."""
     resolved: dict[str, Any] = {}
     """Value that the run chose for each key that is `auto` or null in the configuration."""
     cpus: list[Text] = []

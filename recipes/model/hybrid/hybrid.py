@@ -41,8 +41,6 @@ class MambaConfig(Section):
     if available, else torch. Matmuls of mamba_ssm compute fp32 inputs in TF32, whatever `precision.matmul` is."""
     _chosen_on: str = PrivateAttr("")
     """Type of the devices for which `Hybrid.on` chose the kernel; "" if the configuration names it."""
-    _broken: frozenset[str] = PrivateAttr(frozenset())
-    """Installed packages that cannot be imported."""
 
     @model_validator(mode="after")
     def _groups_divide(self) -> MambaConfig:
@@ -58,7 +56,7 @@ class MambaConfig(Section):
     @property
     def fuses_convolution(self) -> bool:
         """Whether package causal_conv1d computes the convolutions."""
-        return self.kernel == "fused" and "causal_conv1d" not in self._broken and find_spec("causal_conv1d") is not None
+        return self.kernel == "fused" and find_spec("causal_conv1d") is not None
 
 
 def _missing_for_fused(device_type: str) -> str | None:
@@ -148,30 +146,19 @@ class Hybrid(Decoder):
             f"{self.mamba.chunk} x {self.mamba.chunk} for each head and chunk for backward, which can be gigabytes per block"
         ]
 
-    def import_errors(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        if self.mamba is None or self.mamba.kernel != "fused":
-            return found
-        for module in (
-            "mamba_ssm.ops.triton.ssd_combined",
-            *["causal_conv1d.cpp_functions"] * self.mamba.fuses_convolution,
-        ):
+    def import_kernels(self) -> None:
+        modules = []
+        if self.mamba is not None and self.mamba.kernel == "fused":
+            modules = ["mamba_ssm.ops.triton.ssd_combined", "causal_conv1d.cpp_functions"]
+            modules = modules[: 1 + self.mamba.fuses_convolution]
+        for module in modules:
             try:
                 import_module(module)
             except Exception as error:  # a package that was built for another torch may raise anything
-                found[module.partition(".")[0]] = f"{type(error).__name__}: {error}"
-        return found
-
-    def without(self, broken: dict[str, str]) -> Self:
-        assert self.mamba is not None
-        why = broken.get("mamba_ssm")
-        if why and not self.mamba._chosen_on:
-            raise ConfigError(
-                f"model.mamba.kernel: mamba_ssm cannot be imported; use model.mamba.kernel=torch, or fix it: {why}"
-            )
-        mamba = self.mamba.model_copy(update={"kernel": "torch"} if why else {})
-        mamba._broken = frozenset(broken)
-        return self.model_copy(update={"mamba": mamba})
+                raise ConfigError(
+                    f"model.mamba.kernel: package {module.partition('.')[0]} is installed, but cannot be imported; repair or "
+                    f"remove it, or use model.mamba.kernel=torch. {type(error).__name__}: {error}"
+                ) from error
 
     def resolved(self) -> dict[str, Any]:
         return {} if self.mamba is None else {"mamba.kernel": self.mamba.kernel}

@@ -198,7 +198,7 @@ def test_the_settings_in_use_are_recorded_and_reported(
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", FIXED)
 
     def gathered(everyone: list[object], own: object) -> None:
-        everyone[:] = [own, ("2-3", others, {})]
+        everyone[:] = [own, ("2-3", others)]
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
     context = SimpleNamespace(rank=0, world_size=2, device_type="cpu", emulated=False, records=True)
@@ -231,12 +231,9 @@ def test_attention_is_that_which_torch_chooses(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [(torch.bfloat16, 64, True, True), (torch.float32, 32, True, False)]
 
 
-@pytest.mark.parametrize(("device_type", "expected"), [("cuda", "cudnn_attention"), ("cpu", None)])
-def test_attention_is_recorded_on_gpus(
-    device_type: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_choice_of_attention_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Environment().write(tmp_path / ENVIRONMENT)
-    monkeypatch.setattr(worker, "sdpa_backend", lambda _, device: f"{device}_attention".replace("cuda", "cudnn"))
-    context = SimpleNamespace(rank=0, world_size=2, device_type=device_type, emulated=True, records=True)
+    monkeypatch.setattr(worker, "sdpa_backend", lambda _, device: f"{device}_attention")
+    context = SimpleNamespace(rank=0, world_size=2, device_type="cuda", emulated=True, records=True)
     worker._record_environment(tmp_path, cast(WorkerContext, context), experiment(), None)
-    assert Environment.read(tmp_path / ENVIRONMENT).attention_backend == expected
+    assert Environment.read(tmp_path / ENVIRONMENT).attention_backend == "cuda_attention"
