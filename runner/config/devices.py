@@ -2,9 +2,7 @@
 
 import ctypes
 import os
-import re
 from importlib.util import find_spec
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,13 +64,11 @@ def gpu_count() -> int:
 
 
 def _count_with_nvml() -> int | None:
-    """Return the number of visible NVIDIA GPUs, as `torch.cuda.device_count` does. Return None if the driver's library NVML is
-    missing or fails, torch is built for other devices, or CUDA_VISIBLE_DEVICES holds UUIDs."""
+    """Return the number of visible NVIDIA GPUs. Return None if the driver's library NVML is missing or fails, torch is built for
+    other devices, or CUDA_VISIBLE_DEVICES is not a list of different indices of GPUs."""
     visible, torch_spec = os.environ.get("CUDA_VISIBLE_DEVICES"), find_spec("torch")
     folders = torch_spec.submodule_search_locations if torch_spec else None
     if not folders or not Path(folders[0], "lib", "libtorch_cuda.so").exists():
-        return None
-    if visible is not None and visible.startswith(("GPU-", "MIG-")):
         return None
     count = ctypes.c_int()
     try:
@@ -81,13 +77,11 @@ def _count_with_nvml() -> int | None:
             return None
     except (OSError, AttributeError):
         return None
-    if visible is None:
-        return count.value
-    starts = (re.match("[+-]?[0-9]+", each.strip()) for each in visible.split(","))  # CUDA reads `1gpu` as 1
-    named = [*takewhile(lambda index: index >= 0, (int(start[0]) if start else -1 for start in starts))]
-    if len(named) > len(set(named)):
-        return 0  # CUDA hides all GPUs if one is named twice
-    return len([*takewhile(lambda index: index < count.value, named)])
+    if not visible:
+        return count.value if visible is None else 0
+    named = {each.strip() for each in visible.split(",")}
+    known = len(named) == len(visible.split(",")) and named <= {*map(str, range(count.value))}
+    return len(named) if known else None
 
 
 def visible_gpus() -> list[str]:
