@@ -56,8 +56,7 @@ class CapturedStep:
         self._lr.fill_(lr)
         if self._graph is not None and self._captured_with != self._constants(batches):
             warnings.warn(
-                "compile.cuda_graph: the shape of the batch or a setting of the optimizer changed; steps run without the graph "
-                "from here on",
+                "compile.cuda_graph: the shape of the batch or a setting of the optimizer changed; later steps skip the graph",
                 stacklevel=2,
             )
             self._graph, self._uncaptured = None, math.inf
@@ -78,8 +77,7 @@ class CapturedStep:
             autograd_graph.set_override_stale_capture_stream(True)
         else:
             warnings.warn(
-                f"compile.cuda_graph: torch {torch.__version__} cannot move gradients of other streams into a capture; if it "
-                "fails, use torch 2.13 or later",
+                f"compile.cuda_graph: torch {torch.__version__} may fail to capture gradients; if so, use torch 2.13 or later",
                 stacklevel=3,
             )
         for group in self._optimizer.param_groups:
@@ -95,9 +93,7 @@ class CapturedStep:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise ConfigError(
-                f"compile.cuda_graph: this training step cannot be captured: {error}\nUse compile.cuda_graph=false."
-            ) from error
+            raise ConfigError(f"compile.cuda_graph: the step cannot be captured; use false. {error}") from error
         return graph
 
     def _constants(self, batches: Batches) -> Any:

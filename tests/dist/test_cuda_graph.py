@@ -44,7 +44,13 @@ CASES = {
 
 def overrides(case: str) -> list[str]:
     small = [each for each in SMALL if not ("hybrid" in case and each.startswith("model."))]
-    schedule = "lr_schedule=warmup_cosine", "lr_schedule.warmup_steps=2"
+    # Learning rates that fp32 represents exactly: a captured step reads them from a tensor, an eager one from a number of Python.
+    schedule = (
+        "lr_schedule=warmup_linear",
+        "lr_schedule.warmup_steps=2",
+        "lr_schedule.final=0.5",
+        f"optimizer.lr={2**-10}",
+    )
     return [*small, "global_batch=4", "steps=6", *schedule, *case.split()]
 
 
@@ -52,7 +58,7 @@ def overrides(case: str) -> list[str]:
 def test_replays_train_as_eager_steps_do(world: int) -> None:
     for found in on_ranks(world, both_ways, CASES[world]):
         for case, (losses, weights) in zip(CASES[world], found, strict=True):
-            assert losses < 1e-6 and weights < 1e-6, (case, losses, weights)
+            assert losses == weights == 0, (case, losses, weights)
 
 
 def both_ways(cases: list[str]) -> list[tuple[float, float]]:
@@ -134,8 +140,7 @@ def changing(case: str) -> list[list[str]]:
 @pytest.mark.parametrize("fault", ["item", "branch"])
 def test_work_of_the_host_is_refused(fault: str) -> None:
     [message] = on_ranks(1, refused, fault)
-    assert message.startswith("compile.cuda_graph: this training step cannot be captured: aten::")
-    assert message.endswith("Use compile.cuda_graph=false.")
+    assert message.startswith("compile.cuda_graph: the step cannot be captured; use false. aten::")
 
 
 def refused(fault: str) -> str:
@@ -158,7 +163,7 @@ def refused(fault: str) -> str:
 
 def test_a_change_of_the_optimizer_ends_the_replays() -> None:
     [(messages, changed)] = on_ranks(1, with_other_decay, "parallelism=single compile.cuda_graph=true")
-    assert len(messages) == 1 and "steps run without the graph" in messages[0]
+    assert len(messages) == 1 and "later steps skip the graph" in messages[0]
     assert changed
 
 
