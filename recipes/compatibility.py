@@ -75,19 +75,13 @@ TABLE = [
         instead="compile.mode=max-autotune-no-cudagraphs, or a micro_batch of global_batch / data-parallel ranks",
     ),
     Conflict(
-        when=lambda r, p, d: r.compile.cuda_graph and p.expert > 1,
-        where="compile.cuda_graph",
-        reason="the host reads from the device how many tokens the ranks exchange, and a captured step cannot wait for this",
-        instead="compile.cuda_graph=false, or parallelism.expert=1",
-    ),
-    Conflict(
-        when=lambda r, p, d: r.compile.cuda_graph and p.expert == 1 and not p.capturable,
+        when=lambda r, p, d: r.compile.cuda_graph and not p.capturable,
         where="compile.cuda_graph",
         reason=(
             "the host takes part in every step: DDP, FSDP1 and megatron_fsdp wait for events or rebuild buckets, planned buffers "
-            "check their addresses, NCCL allocates buffers, and cpu_offload updates parameters on the CPU"
+            "check addresses, NCCL allocates buffers, cpu_offload updates parameters on the CPU, experts wait for token counts"
         ),
-        instead="parallelism=single, or fsdp2 with buffers=dynamic and cpu_offload=false",
+        instead="parallelism=single, or fsdp2 with expert=1, buffers=dynamic and cpu_offload=false",
     ),
     Conflict(
         when=lambda r, p, d: r.compile.cuda_graph and r.precision.kind == "fp32" and r.model.inactive_parameters() > 0,

@@ -143,6 +143,7 @@ REFUSED = [
     "parallelism=ddp precision=float8",
     "precision=fp32 compile=eager activation_checkpoint=memory_budget",
     "precision=bf16 compile=per_block compile.mode=reduce-overhead",
+    "parallelism=single precision=bf16 compile=per_block compile.mode=reduce-overhead",
 ]
 """Rows that meshrunner refuses to run, because their options cannot be combined."""
 

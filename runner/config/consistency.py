@@ -24,10 +24,8 @@ def fit(experiment: Experiment, workers: int) -> None:
     found += experiment.profiler.problems(experiment.profiled, experiment.launch.nodes * workers)
     found += _emulation_problems(experiment, workers)
     if experiment.compile.cuda_graph and experiment.measure_after <= WARM_UP:
-        found.append(
-            f"measure_after({experiment.measure_after}): with compile.cuda_graph, step {WARM_UP + 1} captures the graph; use at "
-            f"least {WARM_UP + 1}"
-        )
+        first, given = WARM_UP + 1, experiment.measure_after
+        found.append(f"measure_after({given}): compile.cuda_graph captures step {first}; use at least {first}")
     try:
         degrees = layout.degrees(experiment.launch.nodes, workers)
         experiment.accumulation(degrees.data)
@@ -50,19 +48,14 @@ def _emulation_problems(experiment: Experiment, workers: int) -> list[str]:
         return []
     world, found = launch.nodes * workers, []
     if launch.emulate >= world:
+        sizes = f"launch.nodes({launch.nodes}) x launch.workers({workers})"
+        found.append(f"launch.emulate({launch.emulate}): the last rank of {sizes} is {world - 1}")
+    if reason := layout.untraceable():
         found.append(
-            f"launch.emulate({launch.emulate}): launch.nodes({launch.nodes}) x launch.workers({workers}) = {world}, so the last "
-            f"rank is {world - 1}"
-        )
-    if layout.untraceable() is not None:
-        found.append(
-            "launch.emulate: parallelism=megatron_fsdp and buffers that NCCL allocates need a real process group, and "
-            "cpu_offload is not supported; use fsdp2 with buffers=dynamic, max_pool or scheduled"
+            f"launch.emulate: the communication of this run cannot be predicted: {reason}; use launch.emulate=null"
         )
     if checkpoint.saves or checkpoint.load is not None:
-        found.append(
-            "checkpoint: the weights of an emulated rank mean nothing; use checkpoint=none, or launch.emulate=null"
-        )
+        found.append("checkpoint: the weights of an emulated rank mean nothing; use checkpoint=none")
     return found
 
 
@@ -93,10 +86,7 @@ def _remarks(experiment: Experiment) -> list[str]:
     found = []
     objective, precision, launch = experiment.objective, experiment.precision, experiment.launch
     if launch.emulate is not None:
-        found.append(
-            f"rank {launch.emulate} is emulated: collectives return at once, so there is no loss and no gradient norm. Trackers "
-            "are off"
-        )
+        found.append(f"rank {launch.emulate} is emulated: there is no loss and no gradient norm, and trackers are off")
     if experiment.measure_after >= experiment.steps:
         found.append(
             f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}): the speed of this run "

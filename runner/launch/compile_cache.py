@@ -21,9 +21,8 @@ def compile_caches(variables: Mapping[str, str]) -> dict[str, str]:
     files may fail. If the cache directory may be on one, return a private folder on a disk of this node.
     """
     usual = cache_dir()
-    temporary = (parent for parent in (variables.get("TMPDIR"), "/tmp", "/var/tmp") if parent)
-    own = () if _is_local(usual) else (_private(Path(parent)) for parent in temporary if _is_local(Path(parent)))
-    folder = next(filter(None, own), usual)
+    local = filter(_is_local, map(Path, (variables.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp")))
+    folder = usual if _is_local(usual) else next(filter(None, map(_private, local)), usual)
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_HOME": str(folder)}
 
 

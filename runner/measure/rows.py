@@ -103,9 +103,7 @@ def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str,
     """
     compute = row["perf/step_time_s"]
     ratio = None if communication_s is None else compute / (compute + communication_s)
-    meaningless = [
-        key for key in row if key.startswith(("train/", "experts/")) and key not in ("train/lr", "train/tokens")
-    ]
+    meaningless = {key for key in row if key.startswith(("train/", "experts/"))} - {"train/lr", "train/tokens"}
     return {
         **row,
         **dict.fromkeys((*meaningless, "perf/tokens_per_cpu_s")),
