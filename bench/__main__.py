@@ -149,6 +149,30 @@ def options(folder: Path) -> None:
             print(f"  {name}: {rate} tokens per CPU-second, {wps} WPS per device, peak RSS {rss} GiB", flush=True)
 
 
+LAYOUTS = ("fsdp2", "fsdp1", "ddp", "tp")
+
+
+def emulated(folder: Path) -> None:
+    """Print the CPU time per step of rank 0 of 2, emulated and in a real run, and of the real rank 1, which shows the noise."""
+    sweep = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
+    command = [str(BIN / "meshrunner"), "run", "-m", "steps=9", *CONFIGURATION, f"sweep.repeat={PAIRS}"]
+    varied = [f"parallelism={','.join(LAYOUTS)}", "launch.emulate=null,0"]
+    measure([*command, *varied, f"hydra.sweep.dir={sweep}"], folder)
+    for layout in LAYOUTS:
+        alone, real = (
+            [
+                json.loads((run / "summary.json").read_text())["perf/cpu_time_s_by_rank"]
+                for run in sorted(sweep.glob(f"*_parallelism-{layout}_emulate-{emulate}_*"))
+            ]
+            for emulate in ("0", "null")
+        )
+        seconds = (spread([run[0] for run in runs], ".3f") for runs in (alone, real))
+        print(layout, "emulated {} s, real {} s".format(*seconds), sep=": ")
+        ratios = [one[0] / other[0] for one, other in zip(alone, real, strict=True)]
+        noise = [run[1] / run[0] for run in real]
+        print(f"{layout}: emulated / real {spread(ratios, '.3f')}, rank 1 / rank 0 {spread(noise, '.3f')}", flush=True)
+
+
 JOBS = {
     "16 shapes, 32 to 512 tokens per step and rank": [
         (seq, batch) for seq in (32, 64, 96, 128) for batch in (1, 2, 3, 4)
@@ -250,6 +274,7 @@ def main() -> None:
         "first_step": first_step,
         "commands": commands,
         "options": options,
+        "emulated": emulated,
         "sweep": sweep,
         "compare": compare,
         "status": status,
