@@ -1,0 +1,112 @@
+"""What is known about the speed of every combination of settings, from predictions and from the runs so far.
+
+The logarithm of a combination's speed is the sum of three parts:
+
+- its prediction, which depends on the device's constants (`Response`). The constants are known only roughly;
+- an error of each of its options, such as compile=per_block, which it shares with all combinations that have the option;
+- an error of its own.
+
+A run measures the sum with noise. All parts are normally distributed around zero or, for the constants, around the values before
+the first run. So is then the belief in the speeds (Rasmussen and Williams 2006, section 2.7), as far as the prediction is linear
+in the logarithms of the constants. The line is therefore drawn at their most probable values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+COMMON = 0.05
+"""Standard deviation of the error that all combinations share."""
+OPTION = {"parallelism": 0.06, "compile": 0.03}
+OTHER_OPTION = 0.01
+"""Standard deviation of the error of an option, by key. OTHER_OPTION holds for all other keys."""
+OWN = 0.005
+"""Standard deviation of the error of a single combination."""
+NEWTON_STEPS = 10
+
+
+class Response:
+    """Predicted speeds as functions of a device's constants. Logarithms of both are related by quadratic polynomials."""
+
+    def __init__(self, points: Array, speeds: Array) -> None:
+        """Fit the polynomials to predictions at several points, which must be more than the coefficients of a polynomial.
+
+        Args:
+            points: logarithms of (constant / its value before the first run) [points, constants].
+            speeds: logarithms of the predicted speeds [combinations, points].
+        """
+        count = points.shape[1]
+        rows, columns = np.triu_indices(count)
+        terms = np.column_stack([np.ones(len(points)), points, points[:, rows] * points[:, columns]])
+        coefficients = np.linalg.lstsq(terms, speeds.T, rcond=None)[0]
+        self.misfit: Array = (speeds.T - terms @ coefficients).std(axis=0)
+        """Standard deviation of the difference between predictions and polynomial [combinations]."""
+        self._at_zero, self._linear = coefficients[0], coefficients[1 : 1 + count].T
+        self._quadratic = np.zeros((len(speeds), count, count))
+        self._quadratic[:, rows, columns] = coefficients[1 + count :].T
+        self._quadratic = (self._quadratic + self._quadratic.swapaxes(1, 2)) / 2
+
+    def at(self, constants: Array) -> tuple[Array, Array]:
+        """Return the logarithms of the speeds [combinations] and their derivatives [combinations, constants] at a point."""
+        curved = self._quadratic @ constants
+        return self._at_zero + (self._linear + curved) @ constants, self._linear + 2 * curved
+
+
+class Measured(NamedTuple):
+    """A run that has ended."""
+
+    combination: int
+    """Number of the combination."""
+    speed: float
+    """Logarithm of the measured speed."""
+
+
+class Belief(NamedTuple):
+    """Joint normal distribution of the logarithms of all combinations' speeds."""
+
+    mean: Array
+    """Shape [combinations]."""
+    covariance: Array
+    """Shape [combinations, combinations]."""
+    constants: Array
+    """Most probable logarithms of (constant / its value before the first run) [constants]."""
+
+
+class Prior:
+    """The belief before the first run."""
+
+    def __init__(self, response: Response, constants: Array, combinations: Sequence[Mapping[str, str]]) -> None:
+        """constants: standard deviations of their logarithms [constants]. combinations: options of each, keyed by config key."""
+        self.response, self._constants = response, constants
+        errors = np.full((len(combinations), len(combinations)), COMMON**2)
+        for key in sorted(set().union(*combinations)):
+            options = np.array([each.get(key, "") for each in combinations])
+            errors += OPTION.get(key, OTHER_OPTION) ** 2 * (options[:, None] == options)
+        self._errors = errors + np.diag(OWN**2 + response.misfit**2)
+
+    def after(self, runs: Sequence[Measured], noise: float) -> Belief:
+        """Return the belief after `runs`. noise: standard deviation of the logarithm of a measured speed."""
+        index, speeds = np.array([run.combination for run in runs], int), np.array([run.speed for run in runs])
+        constants = np.zeros(len(self._constants))
+        for _ in range(NEWTON_STEPS):
+            values, slopes = self.response.at(constants)
+            spread = slopes * self._constants**2
+            mean, covariance = values - slopes @ constants, spread @ slopes.T + self._errors
+            gain = np.linalg.solve(covariance[np.ix_(index, index)] + noise**2 * np.eye(len(runs)), np.eye(len(runs)))
+            surprise = gain @ (speeds - mean[index])
+            before, constants = constants, spread[index].T @ surprise
+            if np.abs(constants - before).max(initial=0.0) < 1e-4:
+                break
+        seen = covariance[:, index]
+        return Belief(mean + seen @ surprise, covariance - seen @ gain @ seen.T, constants)
+
+
+def cholesky(covariance: Array) -> Any:
+    """Return a lower-triangular root of a covariance matrix, whose smallest eigenvalues may be zero."""
+    return np.linalg.cholesky(covariance + 1e-10 * np.eye(len(covariance)))

@@ -1,0 +1,66 @@
+"""Chooses which combinations to run next, and says how far the best one so far may be from the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+
+from meshrunner.runner.tune.belief import Belief, cholesky
+
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+"""Points and weights with which to integrate over a standard normal variable (Gauss-Hermite quadrature)."""
+SAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+class Outlook(NamedTuple):
+    """What to expect from further runs."""
+
+    best: int
+    """Number of the combination with the highest expected speed among those that were run."""
+    chance: float
+    """Probability that a combination that was not run is faster than the best one by more than the tolerance."""
+    bound: float
+    """With probability CONFIDENCE, no combination is faster than the best one by more than this fraction."""
+
+
+def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int) -> Outlook:
+    """Judge the combinations that were run (`tried`, not empty). tolerance: fraction of the best speed."""
+    own = np.array(sorted(tried))
+    best = int(own[belief.mean[own].argmax()])
+    normal = np.random.default_rng(seed).standard_normal((len(belief.mean), SAMPLES))
+    speeds = belief.mean[:, None] + cholesky(belief.covariance) @ normal
+    ahead = speeds - speeds[best]
+    ahead[best] = -np.inf
+    bound = np.quantile(ahead.max(axis=0, initial=0.0), CONFIDENCE)
+    ahead[own] = -np.inf
+    chance = (ahead.max(axis=0) > np.log1p(tolerance)).mean()
+    return Outlook(best, float(chance), float(np.expm1(bound)))
+
+
+def next_wave(belief: Belief, tried: Collection[int], size: int, noise: float) -> list[int]:
+    """Return the combinations to run next: those after whose runs the best expected speed is likely to be highest.
+
+    A combination may run again if that helps to find the best one. Each choice maximises the expected maximum of the expected
+    speeds of all combinations that were run or chosen, the knowledge gradient (Frazier, Powell and Dayanik 2009, "The
+    Knowledge-Gradient Policy for Correlated Normal Beliefs"). noise: standard deviation of the logarithm of a measured speed.
+    """
+    mean, covariance, known = belief.mean, belief.covariance, set(tried)
+    chosen: list[int] = []
+    for _ in range(min(size, len(mean))):
+        shift = covariance / np.sqrt(covariance.diagonal() + noise**2)
+        """Standard deviation of the change of each expected speed [combinations] by a run of a combination [combinations]."""
+        highest = mean[:, None] + shift.diagonal()[:, None] * NODES
+        for other in known:
+            np.maximum(highest, mean[other] + shift[other][:, None] * NODES, out=highest)
+        gain = highest @ WEIGHTS
+        gain[chosen] = -np.inf
+        number = int(gain.argmax())
+        chosen.append(number)
+        known.add(number)
+        seen = covariance[:, number]
+        covariance = covariance - np.outer(seen, seen) / (seen[number] + noise**2)
+    return chosen
