@@ -93,6 +93,8 @@ class Forecast:
     """Sentences about settings that are not modelled and about rates of the device that are unknown."""
     timeline: Timeline | None = None
     """Memory over time within the last traced step, for a chart. None if the caller did not request it."""
+    wps_on: tuple[float, ...] = ()
+    """Tokens per second per device on each of the `variants` of the device that were passed to `predict`."""
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object. It has the same keys for every run: unknown values are null."""

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import cores, expected_devices
 from meshrunner.runner.config.experiment import check
+from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.console import one_line
 from meshrunner.runner.predict.forecast import Forecast, why
 from meshrunner.runner.process import forkserver
@@ -27,12 +28,13 @@ def predict_all(
     configs: Sequence[dict[str, Any]],
     *,
     active_only: bool,
+    variants: Sequence[GPU | CPU] = (),
     within_s: float | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Forecast | str]:
     """Predict runs whose settings passed `fit`. Return a forecast for each run, or the reason why it cannot be predicted. After
     `within_s` seconds in total, return NOT_IN_TIME for all other runs. After each prediction, call `progress` with the number of
-    predicted runs and of all runs."""
+    predicted runs and of all runs. `active_only`, `variants`: see `predict`."""
     found: list[Forecast | str] = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers = iter(range(len(configs)))
@@ -44,7 +46,7 @@ def predict_all(
         if (number := next(numbers, None)) is None:
             return
         if connection is None:
-            connection, process = _start(number, active_only)
+            connection, process = _start(number, {"active_only": active_only, "variants": variants})
             children[connection] = process
         busy[connection] = number
         with suppress(OSError):  # if the process has exited, `recv` below fails
@@ -76,26 +78,26 @@ def predict_all(
     return found
 
 
-def _start(number: int, active_only: bool) -> tuple[Connection, BaseProcess]:
+def _start(number: int, options: dict[str, Any]) -> tuple[Connection, BaseProcess]:
     ours, theirs = forkserver.context.Pipe()
     log = Path(forkserver.temporary_folder()) / f"plan{number}.log"
-    process = forkserver.child(log, os.environ, _answer, theirs, active_only, name="plan", daemon=True)
+    process = forkserver.child(log, os.environ, _answer, theirs, options, name="plan", daemon=True)
     process.start()
     theirs.close()  # if this copy stayed open, the child's exit would go unnoticed
     return ours, process
 
 
-def _answer(connection: Connection, active_only: bool) -> NoReturn:
+def _answer(connection: Connection, options: dict[str, Any]) -> NoReturn:
     while True:
-        connection.send(_predicted(connection.recv(), active_only))
+        connection.send(_predicted(connection.recv(), options))
 
 
-def _predicted(config: dict[str, Any], active_only: bool) -> Forecast | str:
+def _predicted(config: dict[str, Any], options: dict[str, Any]) -> Forecast | str:
     from meshrunner.runner.predict.predict import predict
 
     try:
         experiment = check(config)
-        return predict(experiment, expected_devices(experiment), active_only=active_only)
+        return predict(experiment, expected_devices(experiment), **options)
     except ConfigError as error:
         return one_line(str(error))
     except Exception as error:  # a user's model may raise anything

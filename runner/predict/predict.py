@@ -4,6 +4,8 @@ For a GPU, the trace is replayed through a model of the caching allocator. The r
 reserved memory (tensors and the allocator's cache). For a CPU, the active memory (tensors) must fit.
 """
 
+from collections.abc import Sequence
+
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
@@ -26,6 +28,7 @@ from meshrunner.runner.predict.forecast import (
     judge,
     why,
 )
+from meshrunner.runner.predict.record.trace_events import MemoryEvent
 from meshrunner.runner.predict.replay.replay import InstantClock, Replayed, replay
 from meshrunner.runner.predict.replay.timeline import points_without_allocator, timeline
 from meshrunner.runner.predict.trace.depth import extrapolate, start_peak, step_peak
@@ -42,12 +45,18 @@ RESERVED_PER_ACTIVE, PARTLY_USED = 2.5, 2**28
 
 
 def predict(
-    experiment: Experiment, device: ExpectedDevices, *, active_only: bool = False, with_timeline: bool = False
+    experiment: Experiment,
+    device: ExpectedDevices,
+    *,
+    active_only: bool = False,
+    with_timeline: bool = False,
+    variants: Sequence[GPU | CPU] = (),
 ) -> Forecast:
     """Predict a run whose settings passed `fit`. Let exceptions of user classes through, unless only the meta device causes them.
 
     `active_only` predicts reserved memory only if active memory does not decide whether the run fits. This is faster, because two
     models with fewer blocks are traced if possible. `with_timeline` adds memory over time, and always traces the full model.
+    `variants` are copies of the device with other rates. The speed is predicted for each of them, too.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():
@@ -77,7 +86,7 @@ def predict(
         with_reserved = device.type == "cuda" and verdict.answer == BORDERLINE
     if with_reserved:
         if workload.depths is not None:  # a replay needs the trace of the full model
-            return predict(experiment, device, with_timeline=with_timeline)
+            return predict(experiment, device, with_timeline=with_timeline, variants=variants)
         verdict, memory, replayed = _reserved_memory(
             workload, device, hardware, traces[0], expandable=expandable, record_points=with_timeline
         )
@@ -85,7 +94,9 @@ def predict(
     if with_timeline:
         points = replayed.points if replayed else points_without_allocator(traces[0].events, traces[0].last_step)
         over_time = timeline(points, _capacity(device), round(device.memory_gib * GIB))
-    return Forecast(verdict, memory, speed, tuple(remarks), over_time)
+    timed = workload.without(MemoryEvent) if variants and speed is not None else None
+    wps_on = tuple(map(timed.wps, variants)) if timed is not None and verdict.answer != DOES_NOT_FIT else ()
+    return Forecast(verdict, memory, speed, tuple(remarks), over_time, wps_on)
 
 
 def _capacity(device: ExpectedDevices) -> int:

@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import dataclass, replace
+from types import UnionType
+from typing import Any, Self
 
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
@@ -45,6 +47,11 @@ class Workload:
         if self.experiment.compile.cuda_graph:
             rates.host_s = 0.0  # the host issues one graph per step
         return SimulatedClock(rates)
+
+    def without(self, kind: type[Any] | UnionType) -> Self:
+        """Return a copy without the events of a kind."""
+        events = [[event for event in log if not isinstance(event, kind)] for log in self.events]
+        return replace(self, events=tuple(events))
 
     def step_time(self, hardware: GPU | CPU) -> StepTime:
         """Return the predicted time of a step on a device. Raise ConfigError if the device's rate for an operator is unknown."""
@@ -105,11 +112,7 @@ def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
     Events about memory are dropped, so that `step_time` is fast.
     """
     workload, _ = trace_run(experiment.on(device.type), device, shallow=True)
-    dropped = MemoryEvent if experiment.launch.emulate is None else MemoryEvent | Collective
-    timed: list[EventLog] = [
-        [event for event in events if not isinstance(event, dropped)] for events in workload.events
-    ]
-    return replace(workload, events=tuple(timed))
+    return workload.without(MemoryEvent if experiment.launch.emulate is None else MemoryEvent | Collective)
 
 
 def _at_full_depth(depths: Depths, shallow: StepTime, deeper: StepTime) -> StepTime:
