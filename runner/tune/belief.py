@@ -1,4 +1,4 @@
-"""What is known about the speed of every combination of settings, from predictions and from the runs so far.
+"""Combines predictions and runs into a belief about the speed of every combination of settings.
 
 The logarithm of a combination's speed is the sum of three parts:
 

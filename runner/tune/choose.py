@@ -17,14 +17,14 @@ CONFIDENCE = 0.95
 
 
 class Outlook(NamedTuple):
-    """What to expect from further runs."""
+    """The best combination so far, and how much faster another one may be."""
 
     best: int
     """Number of the combination with the highest expected speed among those that were run."""
     chance: float
     """Probability that a combination that was not run is faster than the best one by more than the tolerance."""
     bound: float
-    """With probability CONFIDENCE, no combination is faster than the best one by more than this fraction."""
+    """Fraction by which the fastest combination is at most faster than the best one, with probability CONFIDENCE."""
 
 
 def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int) -> Outlook:
