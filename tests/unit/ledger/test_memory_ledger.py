@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from meshrunner.runner.ledger.allocations import Allocation
 from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 from meshrunner.runner.profiler.memory import CATEGORIES
 
@@ -32,6 +35,20 @@ def test_peak_follows_allocations_and_releases() -> None:
         del view, c
         torch.zeros(6 * KIB)
     assert kib(ledger) == {"temporary": 8}, "a and b; then b and c are 7"
+
+
+def test_memory_may_be_freed_while_the_peak_is_computed() -> None:
+    held: list[Tensor] = []
+
+    class FreedMeanwhile(list[Allocation]):
+        def __iter__(self) -> Iterator[Allocation]:
+            held.clear()  # as a thread of gloo does
+            return super().__iter__()
+
+    with torch.no_grad(), MemoryLedger() as ledger:
+        held.append(torch.zeros(4 * KIB))
+        ledger.allocations = FreedMeanwhile(ledger.allocations)
+    assert kib(ledger) == {"temporary": 4} and not held
 
 
 def test_older_memory_counts_from_its_first_use_and_parameters_from_the_beginning() -> None:
