@@ -120,7 +120,9 @@ class AllocationHistory:
         change = [0] * (self.now + 1)
         for allocation in self.allocations:
             change[allocation.begins_at] += allocation.nbytes
-            if allocation.freed_at is not None and allocation.freed_at < len(change):  # other threads may free memory now
+            if allocation.freed_at is not None and allocation.freed_at < len(
+                change
+            ):  # other threads may free memory now
                 change[allocation.freed_at] -= allocation.nbytes
         totals = list(accumulate(change))
         for allocation in self.allocations:
