@@ -116,13 +116,11 @@ class AllocationHistory:
         return found
 
     def _totals(self) -> Iterator[tuple[Allocation, int]]:
-        """Yield each allocation together with the total bytes held right after it."""
+        """Yield each allocation with the total bytes held right after it. Other threads may free memory meanwhile."""
         change = [0] * (self.now + 1)
         for allocation in self.allocations:
             change[allocation.begins_at] += allocation.nbytes
-            if allocation.freed_at is not None and allocation.freed_at < len(
-                change
-            ):  # other threads may free memory now
+            if allocation.freed_at is not None and allocation.freed_at < len(change):
                 change[allocation.freed_at] -= allocation.nbytes
         totals = list(accumulate(change))
         for allocation in self.allocations:
