@@ -59,7 +59,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", 0),
         ("0,1", 2),
         (" 3 , 1 ", 2),
-        *((visible, UNKNOWN_TO_NVML) for visible in ("-1", "1,4,2", "0,0", "1gpu,2", "NoDevFiles", "GPU-8932f937")),
+        *((visible, UNKNOWN_TO_NVML) for visible in ("2,-1,3", "-1", "1,4,2", "0,0", "0,9,0", "1gpu,2")),
+        *((visible, UNKNOWN_TO_NVML) for visible in ("NoDevFiles", "GPU-8932f937", "MIG-8932f937")),
     ],
 )
 def test_gpus_are_counted_without_torch(visible: str | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +79,9 @@ def test_any_list_is_read_as_torch_reads_it(monkeypatch: pytest.MonkeyPatch) -> 
             ["0", "1", "2", "3", "4", "9", "-1", "+2", "1x", " 3", "x", "", "GPU-1"], k=draw.randint(1, 5)
         )
         monkeypatch.setenv(VISIBLE, ",".join(words))
-        assert gpu_count() in (torch.cuda._device_count_nvml(), UNKNOWN_TO_NVML), words
+        indices = [word.strip() for word in words]
+        plain = words == [""] or (len(set(indices)) == len(words) and {*indices} <= {"0", "1", "2", "3"})
+        assert gpu_count() == (torch.cuda._device_count_nvml() if plain else UNKNOWN_TO_NVML), words
 
 
 @pytest.mark.parametrize(
