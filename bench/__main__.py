@@ -166,8 +166,8 @@ def emulated(folder: Path) -> None:
             ]
             for emulate in ("0", "null")
         )
-        seconds = (spread([run[0] for run in runs], ".3f") for runs in (alone, real))
-        print(layout, "emulated {} s, real {} s".format(*seconds), sep=": ")
+        for name, runs in (("emulated", alone), ("real", real)):
+            print(f"{layout}, {name}: {spread([run[0] for run in runs], '.3f')} s")
         ratios = [one[0] / other[0] for one, other in zip(alone, real, strict=True)]
         noise = [run[1] / run[0] for run in real]
         print(f"{layout}: emulated / real {spread(ratios, '.3f')}, rank 1 / rank 0 {spread(noise, '.3f')}", flush=True)

@@ -94,8 +94,9 @@ def predict(
     if with_timeline:
         points = replayed.points if replayed else points_without_allocator(traces[0].events, traces[0].last_step)
         over_time = timeline(points, _capacity(device), round(device.memory_gib * GIB))
-    timed = workload.without(MemoryEvent) if variants and speed is not None else None
-    wps_on = tuple(map(timed.wps, variants)) if timed is not None and verdict.answer != DOES_NOT_FIT else ()
+    wps_on: tuple[float, ...] = ()
+    if variants and speed is not None and verdict.answer != DOES_NOT_FIT:
+        wps_on = tuple(map(workload.without(MemoryEvent).wps, variants))
     return Forecast(verdict, memory, speed, tuple(remarks), over_time, wps_on)
 
 

@@ -14,7 +14,7 @@ in the logarithms of the constants. The line is therefore drawn at their most pr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,7 @@ class Prior:
 
     def __init__(self, response: Response, constants: Array, combinations: Sequence[Mapping[str, str]]) -> None:
         """constants: standard deviations of their logarithms [constants]. combinations: options of each, keyed by config key."""
-        self.response, self._constants = response, constants
+        self._response, self._constants = response, constants
         errors = np.full((len(combinations), len(combinations)), COMMON**2)
         for key in sorted(set().union(*combinations)):
             options = np.array([each.get(key, "") for each in combinations])
@@ -95,18 +95,13 @@ class Prior:
         index, speeds = np.array([run.combination for run in runs], int), np.array([run.speed for run in runs])
         constants = np.zeros(len(self._constants))
         for _ in range(NEWTON_STEPS):
-            values, slopes = self.response.at(constants)
+            values, slopes = self._response.at(constants)
             spread = slopes * self._constants**2
             mean, covariance = values - slopes @ constants, spread @ slopes.T + self._errors
-            gain = np.linalg.solve(covariance[np.ix_(index, index)] + noise**2 * np.eye(len(runs)), np.eye(len(runs)))
+            gain = np.linalg.inv(covariance[np.ix_(index, index)] + noise**2 * np.eye(len(runs)))
             surprise = gain @ (speeds - mean[index])
             before, constants = constants, spread[index].T @ surprise
             if np.abs(constants - before).max(initial=0.0) < 1e-4:
                 break
         seen = covariance[:, index]
         return Belief(mean + seen @ surprise, covariance - seen @ gain @ seen.T, constants)
-
-
-def cholesky(covariance: Array) -> Any:
-    """Return a lower-triangular root of a covariance matrix, whose smallest eigenvalues may be zero."""
-    return np.linalg.cholesky(covariance + 1e-10 * np.eye(len(covariance)))

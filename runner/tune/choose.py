@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshrunner.runner.tune.belief import Belief, cholesky
+from meshrunner.runner.tune.belief import Belief
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
@@ -32,7 +32,8 @@ def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int)
     own = np.array(sorted(tried))
     best = int(own[belief.mean[own].argmax()])
     normal = np.random.default_rng(seed).standard_normal((len(belief.mean), SAMPLES))
-    speeds = belief.mean[:, None] + cholesky(belief.covariance) @ normal
+    root = np.linalg.cholesky(belief.covariance + 1e-10 * np.eye(len(normal)))  # the smallest eigenvalues may be zero
+    speeds = belief.mean[:, None] + root @ normal
     ahead = speeds - speeds[best]
     ahead[best] = -np.inf
     bound = np.quantile(ahead.max(axis=0, initial=0.0), CONFIDENCE)
@@ -51,8 +52,8 @@ def next_wave(belief: Belief, tried: Collection[int], size: int, noise: float) -
     mean, covariance, known = belief.mean, belief.covariance, set(tried)
     chosen: list[int] = []
     for _ in range(min(size, len(mean))):
+        # shift[i, j]: standard deviation of the change of combination i's expected speed by a run of combination j
         shift = covariance / np.sqrt(covariance.diagonal() + noise**2)
-        """Standard deviation of the change of each expected speed [combinations] by a run of a combination [combinations]."""
         highest = mean[:, None] + shift.diagonal()[:, None] * NODES
         for other in known:
             np.maximum(highest, mean[other] + shift[other][:, None] * NODES, out=highest)

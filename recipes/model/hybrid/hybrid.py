@@ -147,11 +147,10 @@ class Hybrid(Decoder):
         ]
 
     def import_kernels(self) -> None:
-        modules = []
-        if self.mamba is not None and self.mamba.kernel == "fused":
-            modules = ["mamba_ssm.ops.triton.ssd_combined", "causal_conv1d.cpp_functions"]
-            modules = modules[: 1 + self.mamba.fuses_convolution]
-        for module in modules:
+        if self.mamba is None or self.mamba.kernel != "fused":
+            return
+        convolutions = ["causal_conv1d.cpp_functions"] if self.mamba.fuses_convolution else []
+        for module in ("mamba_ssm.ops.triton.ssd_combined", *convolutions):
             try:
                 import_module(module)
             except Exception as error:  # a package that was built for another torch may raise anything
