@@ -89,10 +89,10 @@ def _start(number: int, options: dict[str, Any]) -> tuple[Connection, BaseProces
 
 def _answer(connection: Connection, options: dict[str, Any]) -> NoReturn:
     while True:
-        connection.send(_predicted(connection.recv(), options))
+        connection.send(_predicted(connection.recv(), **options))
 
 
-def _predicted(config: dict[str, Any], options: dict[str, Any]) -> Forecast | str:
+def _predicted(config: dict[str, Any], **options: Any) -> Forecast | str:
     from meshrunner.runner.predict.predict import predict
 
     try:
