@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
+from bench.emulated import LAYOUTS, STEPS, rounds
 from bench.processes import Cost, measure
 from bench.verdict import verdict
 from meshrunner.runner.config.devices import cores, cpu_name
@@ -149,27 +150,16 @@ def options(folder: Path) -> None:
             print(f"  {name}: {rate} tokens per CPU-second, {wps} WPS per device, peak RSS {rss} GiB", flush=True)
 
 
-LAYOUTS = ("fsdp2", "fsdp1", "ddp", "tp")
-
-
 def emulated(folder: Path) -> None:
-    """Print the CPU time per step of rank 0 of 2, emulated and in a real run, and of the real rank 1, which shows the noise."""
-    sweep = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
-    command = [str(BIN / "meshrunner"), "run", "-m", "steps=9", *CONFIGURATION, f"sweep.repeat={PAIRS}"]
-    varied = [f"parallelism={','.join(LAYOUTS)}", "launch.emulate=null,0"]
-    measure([*command, *varied, f"hydra.sweep.dir={sweep}"], folder)
+    """Print the CPU time per step of the main threads of both ranks, emulated and real. The real ranks also show the noise."""
+    clocked = "profiler.kind=bench.emulated:Clocked"
+    command = [str(BIN / "meshrunner"), "run", f"steps={STEPS}", *CONFIGURATION, clocked]
     for layout in LAYOUTS:
-        alone, real = (
-            [
-                json.loads((run / "summary.json").read_text())["perf/cpu_time_s_by_rank"]
-                for run in sorted(sweep.glob(f"*_parallelism-{layout}_emulate-{emulate}_*"))
-            ]
-            for emulate in ("0", "null")
-        )
-        for name, runs in (("emulated", alone), ("real", real)):
-            print(f"{layout}, {name}: {spread([run[0] for run in runs], '.3f')} s")
-        ratios = [one[0] / other[0] for one, other in zip(alone, real, strict=True)]
-        noise = [run[1] / run[0] for run in real]
+        found = rounds(layout, command, folder)
+        for name, ranks in (("emulated", [pair for pair, _ in found]), ("real", [pair for _, pair in found])):
+            print(f"{layout}, {name}: {spread([sum(pair) / 2 for pair in ranks], '.3f')} s")
+        ratios = [sum(alone) / sum(real) for alone, real in found]
+        noise = [real[1] / real[0] for _, real in found]
         print(f"{layout}: emulated / real {spread(ratios, '.3f')}, rank 1 / rank 0 {spread(noise, '.3f')}", flush=True)
 
 
