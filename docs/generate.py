@@ -77,7 +77,7 @@ def group_page(section: str, keys: Iterable[Key]) -> Iterator[str]:
         yield escaped(about(section))
     for key in keys:
         yield from ["", *key_lines(key)]
-    if section == shipped.EXPERIMENT:
+    if section in shipped.GLOBAL:
         for option in shipped.options(section):
             yield from ["", f"## {option}", "", "```yaml", shipped.file_text(section, option).rstrip(), "```"]
 

@@ -1,4 +1,4 @@
-"""Hydra's launchers `local`, `slurm` and `place`.
+"""Hydra's launchers `local`, `slurm` and `place`, and its sweeper `tune`.
 
 Every Hydra program in the environment imports this file, so it imports little itself. It must not use
 `from __future__ import annotations` or dataclasses, because Hydra executes it before it is in sys.modules.
@@ -6,6 +6,7 @@ Every Hydra program in the environment imports this file, so it imports little i
 
 from hydra.core.config_store import ConfigStore
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 
 for name, launcher in (("local", "LocalLauncher"), ("place", "PlaceLauncher")):
     ConfigStore.instance().store(
@@ -14,6 +15,13 @@ for name, launcher in (("local", "LocalLauncher"), ("place", "PlaceLauncher")):
         node={"_target_": f"hydra_plugins.meshrunner.{launcher}"},
         provider="meshrunner",
     )
+
+ConfigStore.instance().store(
+    group="hydra/sweeper",
+    name="tune",
+    node={"_target_": "hydra_plugins.meshrunner.TuneSweeper", "params": None},
+    provider="meshrunner",
+)
 
 
 class LocalLauncher(Launcher):
@@ -48,3 +56,18 @@ class PlaceLauncher(LocalLauncher):
         from meshrunner.runner.sweep.hydra_launchers import launch_place
 
         return launch_place(self.context.config_loader, self.config, job_overrides, initial_job_idx)
+
+
+class TuneSweeper(Sweeper):
+    """Predicts all combinations of a sweep, and runs a few to find the fastest."""
+
+    def __init__(self, **_):
+        """Ignore the instantiated settings. The sweeper reads plain values from the configuration."""
+
+    def setup(self, *, hydra_context, task_function, config):
+        self.context, self.config, self.ended = hydra_context, config, task_function
+
+    def sweep(self, arguments):
+        from meshrunner.runner.tune.sweeper import tune
+
+        tune(self.context.config_loader, self.config, self.ended)

@@ -18,8 +18,10 @@ from meshrunner.runner.rundir import parse_yaml
 
 LAUNCHERS = {"local": "Runs on this machine"}
 """Descriptions of launchers that have no file in conf/, keyed by launcher."""
-EXPERIMENT, LAUNCHER = "experiment", "hydra/launcher"
-"""The two groups whose options have no `kind` key."""
+EXPERIMENT, SPACE, LAUNCHER = "experiment", "space", "hydra/launcher"
+"""The groups whose options have no `kind` key."""
+GLOBAL = (EXPERIMENT, SPACE)
+"""The groups whose options may set any key."""
 own: list[Path] = []
 """The user's directories of options, in addition to conf/. `also_in` adds and removes them."""
 

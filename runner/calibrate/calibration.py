@@ -20,7 +20,7 @@ from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.hardware import CPU, GPU, Calibrated, CPUSpeed
 from meshrunner.runner.console import counted, one_line
 from meshrunner.runner.figures import figure_of
-from meshrunner.runner.predict import trace_workload, why
+from meshrunner.runner.predict import why
 
 SPEED_OF_CPU = {
     "attention": 0.3,
@@ -79,6 +79,8 @@ class Calibration:
 
 def calibrate_device(folders: Sequence[Path]) -> Calibration:
     """Fit a device's constants to all runs in `folders`. Raise ConfigError if fewer than FEWEST are usable or devices differ."""
+    from meshrunner.runner.predict import trace_workload  # imports torch
+
     comparison = compare_runs(read_runs(folders))
     candidates: list[_Candidate] = []
     left_out: dict[str, str] = {}
@@ -178,3 +180,18 @@ def _device(candidates: Sequence[_Candidate]) -> GPU | CPU:
                 f"calibrate: the runs have different values of hardware.{key}. Pass only runs with the same value"
             )
     return first
+
+
+def as_yaml(calibration: Calibration) -> str:
+    """Return the text of a `hardware` file. Round numbers to four significant digits, because the fit is less precise."""
+    import yaml
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: rounded(each) for key, each in value.items()}
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    hardware = rounded(calibration.hardware.model_dump(mode="json"))
+    many, error = hardware["calibrated"]["runs"], hardware["calibrated"]["error_pct"]
+    title = f"# Fitted to {many} measured combinations; each was predicted from the others to within {error:g}%\n"
+    return title + yaml.safe_dump(hardware, sort_keys=False, default_flow_style=None, width=120)

@@ -5,16 +5,20 @@ is the maximum a posteriori estimate, found by `scipy.optimize.least_squares`. E
 value before the fit. Measured speeds have log-normal noise. A constant that affects no run keeps its value.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from meshrunner.runner.config.hardware import CPU, GPU
-from meshrunner.runner.predict import Workload
+
+if TYPE_CHECKING:
+    from meshrunner.runner.predict import Workload
 
 NOISE_OF_GPU, NOISE_OF_CPU = 0.02, 0.05
 """Assumed standard deviation of log(predicted speed / measured speed). It covers measurement noise and prediction errors."""
@@ -86,7 +90,7 @@ class Fitted(NamedTuple):
 def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None = None) -> Fitted:
     """Fit a device's constants. near: start of the search; None: `hardware`. Raise ConfigError if a run needs an unknown rate."""
     noise = NOISE_OF_GPU if isinstance(hardware, GPU) else NOISE_OF_CPU
-    constants = _constants(hardware)
+    constants = constants_of(hardware)
     priors = np.array([each.unknown for each in constants])
 
     def with_factors(logarithms: Any) -> GPU | CPU:
@@ -141,7 +145,7 @@ def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
     return hardware
 
 
-def _constants(hardware: GPU | CPU) -> list[FittedConstant]:
+def constants_of(hardware: GPU | CPU) -> list[FittedConstant]:
     """Return the constants to fit. Leave out those that are zero. If one is None, fit the constant in its `coupled` instead."""
     known = (
         each if attrgetter(each.key)(hardware) is not None else each._replace(key=each.coupled)

@@ -39,6 +39,22 @@ _COMMANDS = (
         executes=True,
     ),
     Command(
+        "tune",
+        "launching",
+        "find the fastest configuration that fits: predict all, run a few",
+        (),
+        HYDRA,
+        description="Predict every combination of the given values, run the most promising ones in waves, and learn from each "
+        "wave. If no values are given, space=layouts varies layout, recomputation, compilation and micro batch. "
+        "`resume DIR` continues a search.",
+        examples=(
+            "tune model=llama_tiny",
+            "tune parallelism=fsdp1,fsdp2 micro_batch=1,2,4 global_batch=16 tune.runs=8",
+        ),
+        fails_if=RUN_FAILED,
+        executes=True,
+    ),
+    Command(
         "resume",
         "launching",
         "continue a run, or execute the unfinished runs of a sweep",

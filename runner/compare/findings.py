@@ -78,12 +78,16 @@ def _leader(rows: Sequence[Row], noise: Noise, sign: int = 1) -> tuple[Row, list
     return leader, [row for row, p in p_values if p is None or p >= ALPHA]
 
 
-def undecided(comparison: Comparison) -> list[Row]:
+def undecided(comparison: Comparison, among: Sequence[Row] | None = None) -> list[Row]:
     """Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row. A row may
-    have one run that did not complete, because the cause may be gone, but not two."""
+    have one run that did not complete, because the cause may be gone, but not two. among: rows to consider; None: all."""
     speed = comparison.speed
-    usable = [row for row in comparison.rows if row.measured(speed) and len(row.runs) - len(row.completed) <= 1]
-    if comparison.baseline:
+    usable = [
+        row
+        for row in (comparison.rows if among is None else among)
+        if row.measured(speed) and len(row.runs) - len(row.completed) <= 1
+    ]
+    if comparison.baseline and among is None:
         known = {row.key for row in usable}
         pairs = [
             (row.key, to.row.key)
@@ -92,10 +96,12 @@ def undecided(comparison: Comparison) -> list[Row]:
         ]
         return [row for row in usable if any(row.key in pair for pair in pairs)]
     tested = [row for row in usable if comparison.noise.runs(row.key) >= REPEATS]
-    if not tested or not _comparable(comparison):
+    if not _comparable(comparison) or not (tested or among):
         return []
-    fastest, equal = _leader(tested, comparison.noise)
-    found = [fastest, *equal, *(row for row in usable if row not in tested)]
+    found = [row for row in usable if row not in tested]
+    if tested:
+        fastest, equal = _leader(tested, comparison.noise)
+        found = [fastest, *equal, *found]
     return found if len(found) > 1 else []
 
 

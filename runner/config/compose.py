@@ -30,7 +30,7 @@ from meshrunner.runner.config.hydra.hydra_errors import faults_of_hydra, missing
 from meshrunner.runner.config.hydra.no_effect import refuse, without_effect
 from meshrunner.runner.config.hydra.overrides import as_typed, check_flags, check_number, left_to_jobs, parse
 from meshrunner.runner.config.hydra.private import (
-    BASIC_SWEEPER,
+    GRID_SWEEPERS,
     BasicSweeper,
     Callbacks,
     Hydra,
@@ -135,7 +135,7 @@ class Composer:
         sections: Any = OmegaConf.to_container(config, resolve=False)
         for section in sorted(sections, key="hydra".__eq__):
             refuse_secrets(sections[section], section)
-        if config.hydra.sweeper._target_ == BASIC_SWEEPER:
+        if config.hydra.sweeper._target_ in GRID_SWEEPERS:
             check_number(_of_grid(config))
         if config.hydra.mode == RunMode.RUN:
             warn("hydra.mode=RUN is ignored: -m makes this a sweep")
@@ -155,14 +155,6 @@ class Composer:
         sweeper.sweep(arguments=typed(config.hydra.overrides.task))
         callbacks.on_multirun_end(config=config, config_name=self.given["config_name"])
 
-    def grid(self, config: DictConfig) -> list[list[str]]:
-        """Return the overrides of each combination of a sweep; raise ConfigError if the sweeper is not Hydra's basic sweeper."""
-        if config.hydra.sweeper._target_ != BASIC_SWEEPER:
-            raise ConfigError("hydra/sweeper: this sweeper chooses combinations while it runs; use hydra/sweeper=basic")
-        parser = OverridesParser.create(config_loader=self.hydra.config_loader)
-        (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(_of_grid(config)), None)
-        return [list(overrides) for overrides in combinations]
-
     def _compose(self, mode: RunMode) -> DictConfig:
         """Compose the configuration, including its section `hydra`. Raise ConfigError if a setting of Hydra is not supported."""
         with faults_of_hydra():
@@ -181,6 +173,15 @@ class Composer:
             raise ConfigError(f"hydra.launcher: {launcher} cannot start workers; use hydra/launcher=local")
         refuse(config, sweep=mode == RunMode.MULTIRUN)
         return config
+
+
+def grid(loader: Any, config: DictConfig) -> list[list[str]]:
+    """Return the overrides of each combination of a sweep. Raise ConfigError if its sweeper creates combinations later."""
+    if config.hydra.sweeper._target_ not in GRID_SWEEPERS:
+        raise ConfigError("hydra/sweeper: this sweeper chooses combinations while it runs; use hydra/sweeper=basic")
+    parser = OverridesParser.create(config_loader=loader)
+    (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(_of_grid(config)), None)
+    return [list(overrides) for overrides in combinations]
 
 
 def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:

@@ -109,6 +109,21 @@ class Sweep(Section):
     """Reaction to runs that are predicted to run out of memory; skip: do not start such runs. On CPUs, `warn` does nothing."""
 
 
+class Tune(Section):
+    """Settings of `meshrunner tune`."""
+
+    affects: ClassVar[Affects] = Affects.SWEEP
+
+    runs: Annotated[int, whole(at_most=1000)]
+    """Maximum number of runs of the search. Further repeats of the fastest combinations do not count."""
+    minutes: Annotated[float | None, Field(gt=0)]
+    """Minutes of runs after which no further wave of runs starts; null: no limit."""
+    tolerance: Annotated[float, Field(gt=0, lt=1)]
+    """Fraction of the best speed. The search ends if no other combination is probably (95%) faster by more than this."""
+    steps: Annotated[int, whole(at_least=2)]
+    """Optimizer steps of a run, in place of the key `steps`."""
+
+
 class Experiment(Recipe):
     """A recipe with its hardware, tracker, profiler and launch settings, for a single run or one run of a sweep."""
 
@@ -122,6 +137,8 @@ class Experiment(Recipe):
     """Settings of the workers: nodes, workers per node, threads, environment, time limits."""
     sweep: Sweep
     """Settings of a sweep as a whole: combinations to leave out, repeats, retries."""
+    tune: Tune = Tune.model_construct(runs=12, minutes=None, tolerance=0.02, steps=15)
+    """Settings of the search for the fastest combination with `meshrunner tune`."""
     progress: Annotated[Literal["auto", "steps", "runs"], Affects.DISPLAY] = "auto"
     """Progress output of a sweep; steps: a line per step; runs: a line per run; auto: a live table on a terminal, else `runs`."""
     log_every: Annotated[AutoCount, Affects.FIGURES]

@@ -29,7 +29,7 @@ from meshrunner.runner.config.experiment import Experiment, Sweep, check
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.config.hydra.hydra_errors import explain, missing_key
 from meshrunner.runner.config.hydra.overrides import as_typed
-from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
+from meshrunner.runner.config.hydra.private import GRID_SWEEPERS
 from meshrunner.runner.config.resumable import fit_continuing
 from meshrunner.runner.console import naming
 from meshrunner.runner.rundir import (
@@ -126,7 +126,7 @@ def check_batch(
             try:
                 job = _compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, named), target)
                 for run in job.runs:
-                    _check_existing(run)
+                    check_existing(run)
                 jobs.append(job)
             except (ConfigError, HydraException, OmegaConfBaseException) as error:
                 problem = str(error)
@@ -141,7 +141,7 @@ def check_batch(
         more = [f"... and {len(wrong) - MAX_LISTED} more problems"] * (len(wrong) > MAX_LISTED)
         raise ConfigError("\n".join(listed + more))
     sweeper = config.hydra.sweeper
-    if sweeper._target_ == BASIC_SWEEPER and sweeper.get("max_batch_size") is None:  # no other batch follows
+    if sweeper._target_ in GRID_SWEEPERS and sweeper.get("max_batch_size") is None:  # no other batch follows
         given = typed(config.hydra.overrides.hydra)  # may add config directories
         options = partial(loader.get_group_options, config_name=config.hydra.job.config_name, overrides=given)
         rules = dict.fromkeys(rule for job in jobs for rule in job.experiment.sweep.exclude)
@@ -186,13 +186,15 @@ def _repeated(composed: Composed, sweep: Sweep) -> list[Composed]:
     return runs
 
 
-def _check_existing(run: Composed) -> None:
-    """Raise ConfigError if the run directory exists with another configuration. Ignore changes in the section `sweep`."""
+def check_existing(run: Composed) -> None:
+    """Raise ConfigError if the run directory exists with another configuration. Ignore changes in the sections of sweeps."""
     if not is_run(run.run_dir):
         return
     different = differences(read_config(run.run_dir), run.config)
     changed = [
-        f"  {key}: {old!r} on disk, {new!r} now" for key, old, new in different if key.partition(".")[0] != "sweep"
+        f"  {key}: {old!r} on disk, {new!r} now"
+        for key, old, new in different
+        if key.partition(".")[0] not in ("sweep", "tune")
     ]
     if changed:
         problem = f"{run.run_dir} holds a run with another configuration. Choose another hydra.sweep.dir. Differences:"

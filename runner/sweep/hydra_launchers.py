@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -18,14 +19,14 @@ from omegaconf import DictConfig, OmegaConf
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, plain, typed
 from meshrunner.runner.config.experiment import Launch, check
-from meshrunner.runner.config.hydra.private import BASIC_SWEEPER
+from meshrunner.runner.config.hydra.private import BASIC_SWEEPER, TUNE_SWEEPER
 from meshrunner.runner.config.resumable import usable_runs
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
 from meshrunner.runner.launch.nodes import only_this_node, workers_here
 from meshrunner.runner.process.receipt import record
-from meshrunner.runner.rundir import RESULTS, Summary, read_config, read_state, run_names
-from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP
+from meshrunner.runner.rundir import RESULTS, Summary, key_of, read_config, read_state, run_names
+from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP, TUNE
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_runs, to_submit, wait
 from meshrunner.runner.sweep.combinations import SweepBatch, Target, check_batch, configured_workers
@@ -74,7 +75,7 @@ def run_sweep(composer: Composer) -> int:
     try:
         with _restored_unless_placed(sweep_dir), suppress(StopSweep):
             composer.sweep(config, statuses.append)
-            if statuses:
+            if statuses and config.hydra.sweeper._target_ != TUNE_SWEEPER:
                 statuses.append(execute_further_rounds(sweep_dir))
     except MissingConfigException:
         raise  # MissingConfigException is an OSError, but not a write error
@@ -111,6 +112,8 @@ def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
 
 def resume_sweep(sweep_dir: Path) -> int:
     """Execute the unfinished runs of a sweep directory. Return the exit status, which is nonzero if a run is damaged."""
+    if (sweep_dir / TUNE).exists():
+        return run_sweep(_composer_of(sweep_dir))
     run_dirs, first, damaged = usable_runs(sweep_dir, run_names(sweep_dir))
     say(f"sweep directory: {shown(sweep_dir)}")
     for run_dir in run_dirs:
@@ -121,6 +124,22 @@ def resume_sweep(sweep_dir: Path) -> int:
         status = max(status, execute_further_rounds(sweep_dir))
     finish_sweep(sweep_dir)
     return status or int(damaged > 0)
+
+
+def _composer_of(sweep_dir: Path) -> Composer:
+    """Compose the command line that started a sweep again, from the file that its sweeper wrote."""
+    try:
+        written = OmegaConf.load(sweep_dir / MULTIRUN)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{sweep_dir / MULTIRUN} cannot be read: {error}") from None
+    hydra = written.hydra
+    own = [source.path for source in hydra.runtime.config_sources if source.provider == "command-line"]
+    overrides = [*typed(hydra.overrides.hydra), *typed(hydra.overrides.task)]
+    kept = [each for each in overrides if key_of(each) not in ("hydra.mode", "hydra.sweep.dir")]
+    here = QuotedString(str(sweep_dir), Quote.single).with_quotes()
+    return Composer(
+        "resume", ["-m", *(word for each in own for word in ("--config-dir", each)), *kept, f"hydra.sweep.dir={here}"]
+    )
 
 
 def launch_local(

@@ -11,7 +11,7 @@ from meshrunner.runner.compare.cells import OTHER, other_workloads
 from meshrunner.runner.compare.comparison import other_workload
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.runs import Run
-from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
+from meshrunner.runner.config.compose import Composer, grid, warn_of_short_sequences
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.console import naming, one_line, paragraph
@@ -66,9 +66,9 @@ class Ranked(NamedTuple):
 
 def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
     """Predict all combinations of a grid, and sort them. Raise ConfigError if `run -m` would reject the command line."""
-    config = composer.compose_sweep()
+    config, loader = composer.compose_sweep(), composer.hydra.config_loader
     target = Target(lambda experiment: expected_devices(experiment).workers)
-    jobs = check_batch(composer.hydra.config_loader, config, composer.grid(config), 0, target).combinations
+    jobs = check_batch(loader, config, grid(loader, config), 0, target).combinations
     warn_of_short_sequences(job.runs[0] for job in jobs)
     possible = [job.runs[0].config for job in jobs if not job.reason]
     with naming(f"predicting {len(possible):,} combinations") as progress:

@@ -6,9 +6,10 @@ The logarithm of a combination's speed is the sum of three parts:
 - an error of each of its options, such as compile=per_block, which it shares with all combinations that have the option;
 - an error of its own.
 
-A run measures the sum with noise. All parts are normally distributed around zero or, for the constants, around the values before
-the first run. So is then the belief in the speeds (Rasmussen and Williams 2006, section 2.7), as far as the prediction is linear
-in the logarithms of the constants. The line is therefore drawn at their most probable values.
+A run measures the sum with noise, and with a drift that all runs of a wave share. All parts are normally distributed around zero
+or, for the constants, around the values before the first run. So is then the belief in the speeds (Rasmussen and Williams 2006,
+section 2.7), as far as the prediction is linear in the logarithms of the constants. The line is therefore drawn at their most
+probable values.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ OTHER_OPTION = 0.01
 """Standard deviation of the error of an option, by key. OTHER_OPTION holds for all other keys."""
 OWN = 0.005
 """Standard deviation of the error of a single combination."""
+DRIFT = 0.02
+"""Standard deviation of the change of the machine's speed from one wave of runs to the next, in logarithms."""
 NEWTON_STEPS = 10
 
 
@@ -65,6 +68,8 @@ class Measured(NamedTuple):
     """Number of the combination."""
     speed: float
     """Logarithm of the measured speed."""
+    wave: int
+    """Number of the wave. Runs of a wave follow each other closely."""
 
 
 class Belief(NamedTuple):
@@ -93,12 +98,14 @@ class Prior:
     def after(self, runs: Sequence[Measured], noise: float) -> Belief:
         """Return the belief after `runs`. noise: standard deviation of the logarithm of a measured speed."""
         index, speeds = np.array([run.combination for run in runs], int), np.array([run.speed for run in runs])
+        waves = np.array([run.wave for run in runs], int)
+        errors = noise**2 * np.eye(len(runs)) + DRIFT**2 * (waves[:, None] == waves)
         constants = np.zeros(len(self._constants))
         for _ in range(NEWTON_STEPS):
             values, slopes = self._response.at(constants)
             spread = slopes * self._constants**2
             mean, covariance = values - slopes @ constants, spread @ slopes.T + self._errors
-            gain = np.linalg.inv(covariance[np.ix_(index, index)] + noise**2 * np.eye(len(runs)))
+            gain = np.linalg.inv(covariance[np.ix_(index, index)] + errors)
             surprise = gain @ (speeds - mean[index])
             before, constants = constants, spread[index].T @ surprise
             if np.abs(constants - before).max(initial=0.0) < 1e-4:

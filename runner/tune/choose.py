@@ -14,6 +14,7 @@ WEIGHTS = WEIGHTS / WEIGHTS.sum()
 """Points and weights with which to integrate over a standard normal variable (Gauss-Hermite quadrature)."""
 SAMPLES = 2000
 CONFIDENCE = 0.95
+LIKELY = 0.05
 
 
 class Outlook(NamedTuple):
@@ -40,6 +41,16 @@ def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int)
     ahead[own] = -np.inf
     chance = (ahead.max(axis=0) > np.log1p(tolerance)).mean()
     return Outlook(best, float(chance), float(np.expm1(bound)))
+
+
+def leaders(belief: Belief, tried: Collection[int], seed: int) -> list[int]:
+    """Return the combinations, among those that were run, that are the fastest of them with a probability over LIKELY."""
+    own = np.array(sorted(tried))
+    normal = np.random.default_rng(seed).multivariate_normal(
+        belief.mean[own], belief.covariance[np.ix_(own, own)], SAMPLES
+    )
+    shares = np.bincount(normal.argmax(axis=1), minlength=len(own)) / SAMPLES
+    return [int(number) for number in own[shares > LIKELY]]
 
 
 def next_wave(belief: Belief, tried: Collection[int], size: int, noise: float) -> list[int]:

@@ -123,7 +123,9 @@ def test_meshrunner_and_the_loop_do_the_same(made: Made) -> None:
         assert ours.figures[key] == loop.figures[key] > 0
     for result in (ours, loop):
         losses = result.figures["losses"]
-        assert len(losses) == figures.STEPS and result.figures["wps"] > 0 and result.figures["mfu"] > 0
+        assert len(losses) == figures.STEPS and result.figures["wps"] > 0
+        mfu = result.figures["mfu"]  # None if other programs slowed down the measurement of the peak
+        assert mfu is None or mfu > 0
         assert losses[-1] < losses[0] - 0.2
     text = (made.folder / "gpu.md").read_text()
     assert "## Speed and memory" in text and "## Start" in text

@@ -29,6 +29,7 @@ SILENT = {
 }
 """Keys of Hydra that have no effect, or less effect than Hydra documents, each mapped to the reason for the warning."""
 ONLY_SWEEPS = ("hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel")
+SET_BY_TUNE = ("sweep.repeat", "sweep.seeds", "sweep.baseline")
 SWEEPER = "hydra.runtime.choices.hydra/sweeper"
 NEUTRAL = {"hydra.sweeper._target_": BASIC_SWEEPER, "hydra.job_logging.version": 1, "hydra.hydra_logging.version": 1}
 """Default values of Hydra's keys that conf/run.yaml does not set. A key that has its default value causes no warning."""
@@ -52,6 +53,13 @@ def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
     if sweep:
         if _changed(given, "hydra.run.dir"):
             found.append("hydra.run.dir has no effect on a sweep; use hydra.sweep.dir")
+        idle = SET_BY_TUNE if given[SWEEPER] == "tune" else [key for key in given if key.startswith("tune.")]
+        why = (
+            "tune repeats runs as it needs"
+            if given[SWEEPER] == "tune"
+            else "use `meshrunner tune` to search for the fastest"
+        )
+        found += [f"{key} has no effect: {why}" for key in idle if _changed(given, key)]
         if _changed(given, "objective") and given[SWEEPER] == "basic":
             found.append(
                 "objective has no effect: the sweep tries every combination; use another hydra/sweeper to optimise for it"

@@ -19,9 +19,21 @@ from omegaconf import OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 
-__all__ = ["BASIC_SWEEPER", "BasicSweeper", "Callbacks", "Hydra", "create_config_search_path", "get_args_parser"]
+__all__ = [
+    "BASIC_SWEEPER",
+    "GRID_SWEEPERS",
+    "TUNE_SWEEPER",
+    "BasicSweeper",
+    "Callbacks",
+    "Hydra",
+    "create_config_search_path",
+    "get_args_parser",
+]
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+TUNE_SWEEPER = "hydra_plugins.meshrunner.TuneSweeper"
+GRID_SWEEPERS = (BASIC_SWEEPER, TUNE_SWEEPER)
+"""Sweepers whose combinations are all known before the first run. TUNE_SWEEPER predicts them all, but runs only a few."""
 IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
 """Source files of Hydra that import plugins. `set_up_hydra` skips them when it looks for the faulty plugin in a traceback."""
 

@@ -78,9 +78,9 @@ def explain_group(group: str, about: str, keys: list[Key]) -> str:
 
 
 def explain_option(group: str, option: str, keys: list[Key]) -> str:
-    """Explain an option and show the values that it sets. For an option of the group `experiment`, show its YAML file instead."""
+    """Explain an option and show the values that it sets. If it may set any key, show its YAML file instead."""
     parts = [f"{group}={option}", paragraph(shipped.about(group, option))]
-    if group == shipped.EXPERIMENT:
+    if group in shipped.GLOBAL:
         body = [line for line in shipped.file_text(group, option).splitlines() if not line.startswith("#")]
         return "\n".join([*parts, "", *(f"  {line}".rstrip() for line in body)])
     kind = str(shipped.values(group, option).get("kind"))

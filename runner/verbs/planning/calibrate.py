@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import replace_file
@@ -20,7 +20,7 @@ def calibrate(arguments: list[str]) -> int:
     """Fit constants, print the error for each run, and print or write the file. Raise ConfigError if runs are unsuitable."""
     given = parse("calibrate", arguments)
     with garbage_collection_disabled(), naming("tracing the runs, fitting the constants"):
-        from meshrunner.runner.calibrate import calibrate_device
+        from meshrunner.runner.calibrate import as_yaml, calibrate_device
 
         calibration = calibrate_device(given.directories)
     fitted = calibration.fitted
@@ -34,7 +34,7 @@ def calibrate(arguments: list[str]) -> int:
         print(json.dumps(calibration.as_json(), indent=2))
     else:
         _show(calibration)
-    content = _as_yaml(calibration)
+    content = as_yaml(calibration)
     if given.out:
         _write(given.out, content)
     elif not given.json:
@@ -58,21 +58,6 @@ def _show(calibration: Calibration) -> None:
         for key, value in figures["fitted"].items()
     ]
     screen.print(table_of(rows, ("constant", "before", "fitted", "still unknown"), numbers=True))
-
-
-def _as_yaml(calibration: Calibration) -> str:
-    """Return the text of a `hardware` file. Round numbers to four significant digits, because the fit is less precise."""
-    import yaml
-
-    def rounded(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: rounded(each) for key, each in value.items()}
-        return float(f"{value:.4g}") if isinstance(value, float) else value
-
-    hardware = rounded(calibration.hardware.model_dump(mode="json"))
-    many, error = hardware["calibrated"]["runs"], hardware["calibrated"]["error_pct"]
-    title = f"# Fitted to {many} measured combinations; each was predicted from the others to within {error:g}%\n"
-    return title + yaml.safe_dump(hardware, sort_keys=False, default_flow_style=None, width=120)
 
 
 def _write(file: Path, content: str) -> None:

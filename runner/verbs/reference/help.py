@@ -18,9 +18,10 @@ from meshrunner.runner.console import in_two_columns, paragraph, say
 
 ABOUT = {
     shipped.EXPERIMENT: "A named sweep or set of keys. Works with -m and with other overrides. --config-dir adds your own.",
+    shipped.SPACE: "Values that a sweep or `meshrunner tune` varies. --config-dir adds your own.",
     shipped.LAUNCHER: "Executes the runs; `meshrunner submit` uses slurm by default.",
 }
-"""Explanations of the groups `experiment` and `hydra/launcher`, which are not fields of class Experiment."""
+"""Explanations of the groups `experiment`, `space` and `hydra/launcher`, which are not fields of class Experiment."""
 DEFAULTS = (
     "Options and files that a YAML file builds on (Hydra's defaults list). _self_ is the place of the file's own keys."
 )

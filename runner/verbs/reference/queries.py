@@ -28,9 +28,12 @@ def answered(composer: Composer) -> bool:
     chosen = hydra["runtime"]["choices"]
     with shipped.also_in(composer.args.config_dir):
         parts = [describe(COMMANDS[composer.verb])]
-        keys = [*catalog.every_key(config), *(launcher_keys() if chosen.get(shipped.LAUNCHER) == "slurm" else ())]
+        own = [key for key in catalog.every_key(config) if composer.verb == "tune" or key.group != "tune"]
+        keys = [*own, *(launcher_keys() if chosen.get(shipped.LAUNCHER) == "slurm" else ())]
         parts += explain.explain_configuration(config | {"hydra": hydra}, keys, chosen)
         for group, about in ABOUT.items():
+            if group == shipped.SPACE and composer.verb != "tune":
+                continue
             parts.append(f"{group}: {about}\n{in_two_columns([('options:', ', '.join(shipped.options(group)))])}")
         values = [(key, value_at({"hydra": hydra}, key)) for key in LISTED]
         parts.append(in_two_columns(((f"{key} = {catalog.in_yaml(value)}", HYDRA[key]) for key, value in values), 0))

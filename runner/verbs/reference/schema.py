@@ -21,7 +21,7 @@ def schema_of(group: str | None) -> dict[str, Any]:
     """Return the schema of a group's files or, without a group, of a run's config.yaml."""
     if not group:
         return json_schema.resolved_schema(Experiment)
-    if group == shipped.EXPERIMENT:
+    if group in shipped.GLOBAL:
         return json_schema.file_schema(Experiment, hydra=json_schema.HYDRA, defaults=json_schema.DEFAULTS)
     if group == shipped.LAUNCHER:
         from meshrunner.runner.slurm.settings import Slurm

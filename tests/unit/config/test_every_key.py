@@ -24,6 +24,7 @@ from tests.e2e.command import TINY
 
 WORKS, REFUSED, REMARK = "works", "refused", "remarked on"
 SWEEPS = "works in a sweep, remarked on in a single run"
+TUNES = "works in a tune, remarked on elsewhere"
 SINGLE = "works in a single run, remarked on in a sweep"
 
 HYDRA = {
@@ -118,10 +119,11 @@ OURS = {
     "sweep.max_repeat": SWEEPS,
     "sweep.order": SWEEPS,
     "sweep.preflight": WORKS,
+    **dict.fromkeys(("tune.runs", "tune.minutes", "tune.tolerance", "tune.steps"), TUNES),
     **dict.fromkeys(
         ("model", "activation_checkpoint", "compile", "precision", "loss", "optimizer", "data", "checkpoint"), WORKS
     ),
-    **dict.fromkeys(("hardware", "tracker", "profiler", "experiment"), WORKS),
+    **dict.fromkeys(("hardware", "tracker", "profiler", "experiment", "space"), WORKS),
     "parallelism": "works, remarked on where a kind has no use for reshard_after_forward",
     "wrap": "works, remarked on under a parallelism without units",
     "lr_schedule": "works, remarked on where the warm-up lasts for ever",
@@ -157,9 +159,9 @@ def test_help_names_every_flag_that_works() -> None:
 
 def test_every_key_of_ours_is_listed() -> None:
     plain = config()
-    sections = ("launch", "sweep")
+    sections = ("launch", "sweep", "tune")
     ours = {key for key in plain if key not in sections} | {f"{s}.{key}" for s in sections for key in plain[s]}
-    assert ours | {"experiment"} == set(OURS)
+    assert ours | {"experiment", "space"} == set(OURS)
     assert set(SLURM) == set(Slurm.model_fields)
 
 
@@ -234,6 +236,15 @@ def test_settings_of_sweeps_are_remarked_on_in_a_single_run(key: str, capsys: py
     given = () if key == "hydra.sweep.dir" else ("hydra.sweep.dir=sweep",)
     assert place("-m", "seed=1,2", f"++{key}={value}", *given) == 0
     assert "no effect" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["tune.runs=3", "tune.minutes=3", "tune.tolerance=0.1", "tune.steps=9"])
+def test_settings_of_a_tune_are_remarked_on_elsewhere(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert place("-m", "seed=1,2", given) == 0
+    key = given.partition("=")[0]
+    assert capsys.readouterr().err == (
+        f"meshrunner: {key} has no effect: use `meshrunner tune` to search for the fastest\n"
+    )
 
 
 def test_settings_of_single_runs_are_remarked_on_in_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:

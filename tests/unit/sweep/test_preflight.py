@@ -14,7 +14,7 @@ from meshrunner.runner.compare.cells import columns as table
 from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.export import as_csv, as_json
 from meshrunner.runner.compare.runs import read_runs
-from meshrunner.runner.config.compose import Composer
+from meshrunner.runner.config.compose import Composer, grid
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.predict import NOT_IN_TIME, Forecast, Verdict
@@ -131,13 +131,14 @@ def test_comparison_shows_the_error_of_the_prediction(tmp_path: Path) -> None:
 
 def test_plan_expands_a_grid_like_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     composer = Composer("plan", ["-m", "steps=5", "seed=1,2", "micro_batch=range(1,7,3)"])
-    jobs = composer.grid(composer.compose_sweep())
+    loader = composer.hydra.config_loader
+    jobs = grid(loader, composer.compose_sweep())
     assert jobs == [["steps=5", f"seed={seed}", f"micro_batch={size}"] for seed in (1, 2) for size in (1, 4)]
     composer = Composer("plan", ["-m", "experiment=fsdp1_vs_fsdp2"])
-    assert ["parallelism=fsdp1" in job for job in composer.grid(composer.compose_sweep())] == [True, False]
+    assert ["parallelism=fsdp1" in job for job in grid(loader, composer.compose_sweep())] == [True, False]
     config = composer.compose_sweep()
     config.hydra.sweeper._target_ = "own.Sweeper"
     with pytest.raises(ConfigError, match="this sweeper chooses combinations while it runs"):
-        composer.grid(config)
+        grid(loader, config)
     assert cli._dispatch(["plan", "seed=1,2", "-m", "--max", "micro_batch"]) == 2
     assert "--max works with a single run" in capsys.readouterr().err

@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshrunner.runner.tune.belief import Array, Belief, Measured, Prior, Response
-from meshrunner.runner.tune.choose import next_wave, outlook
+from meshrunner.runner.tune.belief import DRIFT, Array, Belief, Measured, Prior, Response
+from meshrunner.runner.tune.choose import leaders, next_wave, outlook
 
 LAYOUTS = ("a", "b", "c", "d")
 COMBINATIONS = [
@@ -18,7 +18,7 @@ COMBINATIONS = [
 ]
 CONSTANTS = 5
 KNOWN_TO, NOISE, TOLERANCE = 0.18, 0.03, 0.02
-BUDGET, WAVE = 12, 3
+BUDGET, WAVE, REPEATS = 12, 4, 5
 
 
 def speeds(constants: Array) -> Array:
@@ -43,17 +43,26 @@ def prior() -> Prior:
 
 
 def tuned(truth: Array, generator: np.random.Generator) -> tuple[float, float, int]:
-    """Tune. Return how much faster the fastest combination is than the chosen one, the stated bound, and the number of runs."""
-    before, runs = prior(), list[Measured]()
-    while True:
+    """Tune as runner/tune/search.py does. Return how much faster the fastest combination is than the chosen one, the bound,
+    and the number of runs of the search."""
+    before, runs, spent = prior(), list[Measured](), 0
+    for wave in range(1, 2 * BUDGET):
         belief = before.after(runs, NOISE)
         tried = {run.combination for run in runs}
+        chosen = next_wave(belief, tried, WAVE, NOISE)
         if runs:
             found = outlook(belief, tried, TOLERANCE, seed=0)
-            if found.chance < 0.05 or len(runs) >= BUDGET:
-                return math.expm1(truth.max() - truth[found.best]), found.bound, len(runs)
-        for number in next_wave(belief, tried, min(WAVE, BUDGET - len(runs)), NOISE):
-            runs.append(Measured(number, truth[number] + generator.normal(0, NOISE)))
+            room = BUDGET - len(runs)
+            if spent or found.chance < 0.05 or room < 2:
+                spent = spent or len(runs)
+                chosen = leaders(belief, tried, seed=0)
+                if len(chosen) < 2 or min(sum(run.combination == each for run in runs) for each in chosen) >= REPEATS:
+                    break
+            else:
+                chosen = [found.best, *(each for each in chosen if each != found.best)][: min(WAVE, room)]
+        drift = generator.normal(0, DRIFT)
+        runs += [Measured(each, truth[each] + drift + generator.normal(0, NOISE), wave) for each in chosen]
+    return math.expm1(truth.max() - truth[found.best]), found.bound, spent
 
 
 def test_a_twelfth_of_the_runs_finds_a_combination_near_the_fastest() -> None:
@@ -109,7 +118,7 @@ def test_a_run_moves_the_constants_and_its_relatives() -> None:
     before = prior()
     nothing = before.after([], NOISE)
     truth = speeds(np.array([[-0.3, 0, 0, 0, 0]]))[:, 0]
-    after = before.after([Measured(i, truth[i]) for i in (5, 40, 77, 100)], NOISE)
+    after = before.after([Measured(i, truth[i], 1) for i in (5, 40, 77, 100)], NOISE)
     assert after.constants[0] < -0.1 and not nothing.constants.any()
     assert np.abs(after.mean - truth).mean() < np.abs(nothing.mean - truth).mean() / 3
     assert (after.covariance.diagonal() < nothing.covariance.diagonal()).all()

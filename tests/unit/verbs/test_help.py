@@ -39,7 +39,7 @@ def keys_of(values: Any, prefix: str) -> Iterator[str]:
 
 def keys_in(file: Path) -> list[str]:
     group = file.parent.relative_to(CONF)
-    prefix = "" if str(group) in (".", "experiment") else f"{group}.".replace("/", ".")
+    prefix = "" if str(group) in (".", *shipped.GLOBAL) else f"{group}.".replace("/", ".")
     return list(keys_of(yaml.safe_load(file.read_text()) or {}, prefix))
 
 
@@ -94,7 +94,7 @@ def test_every_key_of_hydra_is_explained(key: str) -> None:
         ("compile.mode", ["default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs or null"]),
         ("lr_schedule.total_steps", ["the value of steps"]),
         ("data.path", ["none; you must set it", "data=jsonl,parquet"]),
-        ("steps", ["Optimizer steps.", "See also profiler.steps."]),
+        ("steps", ["Optimizer steps.", "See also profiler.steps, tune.steps."]),
         ("objective", ["perf/wps_median", "train/final_loss", "memory/startup_peak_active_gib"]),
         ("wrap.rules[0].match", ["wrap.rules[].match", "class name"]),
         ("wrap.rules", ["match: PATTERN_OR_CLASS", "wrap.rules[].reshard_after_forward"]),
@@ -217,7 +217,7 @@ def test_a_value_may_begin_with_a_dash() -> None:
     assert parse("compare", ["a", "--sort", "-mfu", "b"]).sort == "-mfu"
 
 
-@pytest.mark.parametrize("verb", ["run", "show", "place", "submit"])
+@pytest.mark.parametrize("verb", ["run", "show", "place", "submit", "tune"])
 def test_help_of_a_verb_lists_every_key_of_the_configuration(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["model=llama3_8b", "optimizer.lr=0.5", "wrap=rules", "profiler=trace"]
     assert cli._dispatch([verb, *overrides, "--help"]) == 0
@@ -227,7 +227,7 @@ def test_help_of_a_verb_lists_every_key_of_the_configuration(verb: str, capsys: 
     inner = {
         f"{group}.{key}"
         for group, values in plain.items()
-        if isinstance(values, dict)
+        if isinstance(values, dict) and (group != "tune" or verb == "tune")
         for key in values
         if key not in ("kind", "rope_scaling")
     }

@@ -1,0 +1,122 @@
+"""Prints the answer of a tune, and writes the best combination and the fitted hardware as options of config groups."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from meshrunner.recipes.config_keys import differences
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.storage import replace_file
+from meshrunner.runner import shipped
+from meshrunner.runner.calibrate import as_yaml, calibrate_device
+from meshrunner.runner.compare.comparison import compare_sweep
+from meshrunner.runner.config.compose import resolve_config, typed
+from meshrunner.runner.console import console, naming, one_line, say, shown, table_of, warn
+from meshrunner.runner.figures import figure_of, speed_figure
+from meshrunner.runner.rundir import key_of
+from meshrunner.runner.tune.search import UNLIKELY, Found, Search
+from meshrunner.runner.tune.survey import SET_BY_TUNE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from omegaconf import DictConfig
+
+MFU = figure_of("perf/mfu")
+BEST, TUNED = "experiment/best.yaml", "hardware/tuned.yaml"
+"""Files in the sweep directory."""
+
+
+def report(loader: Any, config: DictConfig, search: Search) -> None:
+    """Print the answer of a search that has ended, and write the files."""
+    for number, run in search.failed().items():
+        say(one_line(f"no speed: {search.names[number]}: {run.state} {run.reason}"))
+    if (found := search.found()) is None:
+        raise ConfigError("tune: no run has completed")
+    best, chance, bound = found.outlook
+    rows = {search.number_of(row): row for row in compare_sweep(search.sweep_dir)[0].rows}
+    summaries = rows[best].summaries
+    figures = [
+        f"{figure.text(value)} {figure.title}"
+        for figure in (speed_figure(summaries), MFU)
+        if (value := rows[best].figures.get(figure.summary_keys[0])) is not None
+    ]
+    say(f"\n{search.names[best]}: {', '.join(figures)}.")
+    if equal := [search.names[number] for row in search.equal(found) if (number := search.number_of(row)) != best]:
+        say(f"Within noise of it: {', '.join(equal)}.")
+    many = f"{len(found.tried)} of {len(search.jobs):,} were run"
+    faster = f"more than {100 * bound:.1f}% faster" if bound >= 0.0005 else "faster"
+    say(f"No combination of this space is {faster} (95%); {many}.")
+    if chance >= UNLIKELY:
+        command = ["meshrunner", "tune", *typed(config.hydra.overrides.task), f"hydra.sweep.dir={search.sweep_dir}"]
+        say(
+            f"The budget ended the search. With a probability of {100 * chance:.0f}%, another combination is more than "
+            f"{100 * search.settings.tolerance:g}% faster. To continue, raise tune.runs or tune.minutes: {shlex.join(command)}"
+        )
+    _table(search, found)
+    _write_hardware(search.sweep_dir)
+    _write_best(loader, config, search, best)
+
+
+def _table(search: Search, found: Found) -> None:
+    before, rows = search.survey.prior.after([], 1.0).mean, []
+    for number in sorted(found.tried, key=lambda number: -found.belief.mean[number]):
+        speeds = [run.speed for run in found.runs if run.combination == number]
+        values = float(np.median(speeds)), found.belief.mean[number], before[number]
+        rows.append([search.names[number], str(len(speeds)), *(f"{np.exp(value):,.0f}" for value in values)])
+    console().print(table_of(rows, ("combination", "runs", "measured", "expected", "predicted"), numbers=True))
+
+
+def _write_hardware(sweep_dir: Path) -> None:
+    """Fit the constants of the device to the runs. Warn if the runs do not suffice."""
+    try:
+        with naming("fitting the constants of the device"):
+            calibration = calibrate_device([sweep_dir])
+    except ConfigError as error:
+        warn(f"the constants of the device were not fitted: {error}")
+        return
+    changed = [
+        f"{key} {old:.3g} -> {new:.3g}"
+        for figures in [calibration.as_json()]
+        for (key, old), new in zip(figures["before"].items(), figures["fitted"].values(), strict=True)
+    ]
+    say(f"\nconstants of the device: {', '.join(changed)}")
+    _write(sweep_dir / TUNED, as_yaml(calibration))
+    say(f"for the next tune: --config-dir {shlex.quote(str(shown(sweep_dir)))} hardware=tuned")
+
+
+def _write_best(loader: Any, config: DictConfig, search: Search, best: int) -> None:
+    """Write the best combination as an experiment: the chosen options, and all values that differ from them."""
+    job = search.jobs[best]
+    given = [each for each in typed(config.hydra.overrides.task) if key_of(each) in SET_BY_TUNE]
+    overrides = [*(each for each in job.overrides if key_of(each) not in SET_BY_TUNE), *given]
+    run = resolve_config(loader.load_sweep_config(config, overrides), None)
+    defaults = loader.load_sweep_config(config, []).hydra.runtime.choices
+    choices = {
+        group: choice
+        for group, choice in run.overrides["choices"].items()
+        if group not in shipped.GLOBAL and choice != defaults[group]
+    }
+    options = [f"{group}={choice}" for group, choice in choices.items()]
+    plain = resolve_config(loader.load_sweep_config(config, options), None)
+    content: dict[str, Any] = {"defaults": [{f"override /{group}": choice} for group, choice in choices.items()]}
+    for key, _, value in differences(plain.config, run.config):
+        *sections, last = key.split(".")
+        if value is ... or key.partition(".")[0] in ("sweep", "tune"):
+            continue
+        place = content
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    title = f"# @package _global_\n# The fastest combination of {search.sweep_dir.name}: {search.names[best]}\n"
+    _write(search.sweep_dir / BEST, title + yaml.safe_dump(content, sort_keys=False, width=120))
+    say(f"to train with it: meshrunner run --config-dir {shlex.quote(str(shown(search.sweep_dir)))} experiment=best")
+
+
+def _write(file: Path, content: str) -> None:
+    file.parent.mkdir(exist_ok=True)
+    replace_file(file, content.encode())

@@ -1,0 +1,158 @@
+"""The state of a search for the fastest combination, as the runs on disk show it, and the choice of the next runs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.comparison import compare_sweep
+from meshrunner.runner.compare.findings import undecided
+from meshrunner.runner.compare.noise import REPEATS
+from meshrunner.runner.compare.runs import glance
+from meshrunner.runner.console import say
+from meshrunner.runner.rundir import CRASHED, RESULTS, Status, in_round, repeat_number, run_names
+from meshrunner.runner.sweep.combinations import SweepBatch, check_existing
+from meshrunner.runner.sweep.tally import speed_of
+from meshrunner.runner.tune.belief import Measured
+from meshrunner.runner.tune.choose import Outlook, leaders, next_wave, outlook
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshrunner.runner.compare.runs import Row, Run
+    from meshrunner.runner.sweep.combinations import Combination
+    from meshrunner.runner.tune.belief import Belief
+    from meshrunner.runner.tune.survey import Survey
+
+WAVE = 4
+"""Runs in a wave of the search."""
+NOISE = 0.03
+"""Assumed standard deviation of the logarithm of a measured speed within a wave."""
+UNLIKELY = 0.05
+"""Probability of a faster combination at which the search ends."""
+
+
+class Found(NamedTuple):
+    """What is known after some waves."""
+
+    belief: Belief
+    outlook: Outlook
+    runs: list[Measured]
+
+    @property
+    def tried(self) -> set[int]:
+        """The combinations that have a speed."""
+        return {run.combination for run in self.runs}
+
+    def count(self, number: int) -> int:
+        """Return the number of completed runs of a combination."""
+        return sum(run.combination == number for run in self.runs)
+
+
+class Search:
+    """A search in a sweep directory."""
+
+    def __init__(self, sweep_dir: Path, survey: Survey) -> None:
+        self.sweep_dir, self.survey, self.jobs, self.names = sweep_dir, survey, survey.jobs, survey.names
+        self.numbers = {job.runs[0].run_dir.name: number for number, job in enumerate(survey.jobs)}
+        """Number of a combination, by the name of its run in the first wave."""
+        experiment = survey.jobs[0].experiment
+        self.settings, self.seed, self.max_repeat = experiment.tune, experiment.seed, experiment.sweep.max_repeat
+
+    def runs(self) -> list[tuple[int, int, Run]]:
+        """Return the combination, the wave and the run of each run on disk. Raise ConfigError if they belong to another sweep."""
+        names = run_names(self.sweep_dir)
+        if foreign := [name for name in names if in_round(name, 1) not in self.numbers]:
+            raise ConfigError(
+                f"{self.sweep_dir} holds runs of another sweep, such as {foreign[0]}. Choose another hydra.sweep.dir"
+            )
+        return [(self.numbers[in_round(n, 1)], repeat_number(n), glance(self.sweep_dir / n)) for n in names]
+
+    def failed(self) -> dict[int, Run]:
+        """Return the newest run of each combination that ran and has no speed."""
+        runs = self.runs()
+        completed = {number for number, _, run in runs if speed_of(run)}
+        return {number: run for number, _, run in runs if number not in completed}
+
+    def found(self) -> Found | None:
+        """Return what is known after the runs on disk; None if none has completed."""
+        runs = [
+            Measured(number, float(np.log(speed)), wave)
+            for number, wave, run in self.runs()
+            if (speed := speed_of(run))
+        ]
+        if not runs:
+            return None
+        belief = self._possible(self.survey.prior.after(runs, NOISE))
+        tried = {run.combination for run in runs}
+        return Found(belief, outlook(belief, tried, self.settings.tolerance, self.seed), runs)
+
+    def next_batch(self) -> SweepBatch | None:
+        """Return the runs of the next wave, or the unfinished ones of the last wave. Return None if the search has ended."""
+        runs = self.runs()
+        last = max((wave for _, wave, _ in runs), default=0)
+        if left := [number for number, wave, run in runs if wave == last and run.state not in RESULTS | CRASHED]:
+            return self._batch(left, last)
+        found = self.found()
+        chosen = self._chosen(found, runs)
+        if found is not None:
+            best, chance, _ = found.outlook
+            more = f"over {100 * self.settings.tolerance:g}% faster"
+            say(f"best so far: {self.names[best]}; chance that another combination is {more}: {100 * chance:.0f}%")
+        if not chosen:
+            return None
+        say(f"wave {last + 1}: {'; '.join(self.names[number] for number in chosen)}")
+        random.Random(self.seed + last).shuffle(chosen)
+        return self._batch(chosen, last + 1)
+
+    def _chosen(self, found: Found | None, runs: list[tuple[int, int, Run]]) -> list[int]:
+        """Return the combinations to run next. They begin with the best so far, if there is one."""
+        room = min(WAVE, self.settings.runs - len(runs))
+        spent = sum((s.ended or 0) - (s.started or 0) for _, _, run in runs if (s := run.record(Status)).ended) / 60
+        may_search = room > 0 and (self.settings.minutes is None or spent < self.settings.minutes)
+        if found is None:
+            belief, tried, chosen = self._possible(self.survey.prior.after([], NOISE)), set[int](), list[int]()
+        else:
+            belief, tried, chosen = found.belief, found.tried, [found.outlook.best]
+            if found.outlook.chance < UNLIKELY or room < 2 or not may_search:
+                again = [self.number_of(row) for row in self.equal(found)]
+                # Further repeats are not worth their time if no combination is probably much faster: a tie.
+                enough = REPEATS if found.outlook.bound <= self.settings.tolerance else self.max_repeat
+                return again if again and min(map(found.count, again)) < enough else []
+        for number in next_wave(belief, tried, WAVE, NOISE) if may_search else ():
+            if belief.mean[number] > -np.inf and number not in chosen and len(chosen) < room:
+                chosen.append(number)
+        return chosen
+
+    def equal(self, found: Found) -> list[Row]:
+        """Return the fastest row and the rows that no test tells from it, among those that may be the fastest. Return [] if the
+        fastest row is decided. Rows with too few runs for a test count as equal."""
+        ahead = leaders(found.belief, found.tried, self.seed)
+        comparison, _ = compare_sweep(self.sweep_dir)
+        return undecided(comparison, [row for row in comparison.rows if self.number_of(row) in ahead])
+
+    def number_of(self, row: Row) -> int:
+        return self.numbers[in_round(row.runs[0].path.name, 1)]
+
+    def _possible(self, belief: Belief) -> Belief:
+        """Rule out combinations that failed, and those that are predicted to need more memory than one that ran out of it."""
+        failed = self.failed()
+        peaks = np.array([job.plan.get("memory/peak_active_gib") or 0.0 for job in self.jobs])
+        least = min((peaks[number] for number, run in failed.items() if run.state == "oom"), default=np.inf)
+        ruled_out = (peaks >= least) | np.isin(np.arange(len(peaks)), [*failed])
+        return belief._replace(mean=np.where(ruled_out, -np.inf, belief.mean))
+
+    def _batch(self, numbers: list[int], wave: int) -> SweepBatch:
+        batch = SweepBatch(self.sweep_dir, [_in_wave(self.jobs[number], wave) for number in numbers])
+        for _, run in batch.ordered:
+            check_existing(run)
+        return batch
+
+
+def _in_wave(job: Combination, wave: int) -> Combination:
+    run = job.runs[0]
+    return replace(job, runs=[replace(run, run_dir=run.run_dir.with_name(in_round(run.run_dir.name, wave)))])

@@ -1,0 +1,169 @@
+"""Checks and predicts all combinations of a space. The predictions are kept in the sweep directory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.storage import replace_file
+from meshrunner.runner.calibrate import SPEED_OF_CPU, constants_of, scaled
+from meshrunner.runner.config.compose import grid
+from meshrunner.runner.config.devices import expected_devices
+from meshrunner.runner.config.hardware import CPU, GPU, Calibrated, CPUSpeed
+from meshrunner.runner.console import counted, naming
+from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, predict_all
+from meshrunner.runner.rundir import key_of, short_override
+from meshrunner.runner.rundir.files import TUNE
+from meshrunner.runner.sweep.combinations import check_batch, varying
+from meshrunner.runner.tune.belief import Prior, Response
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from omegaconf import DictConfig
+
+    from meshrunner.runner.sweep.combinations import Combination, Target
+
+SET_BY_TUNE = ("steps", "sweep.repeat")
+"""Keys that a tune sets for its runs, whatever the user typed."""
+PER_COEFFICIENT = 2
+"""Predictions at other constants, for each coefficient of the polynomials that are fitted to them."""
+CALIBRATED = 0.3
+"""Factor for the uncertainty of constants that were fitted to measured runs."""
+TFLOPS_OF_CPU = 0.05
+"""Guessed matmul rate of one CPU thread, if no calibrated processor is given."""
+GUESS_ERROR_PCT = 300.0
+"""Stated error of speeds predicted with guessed constants."""
+LARGEST_BATCH = 4
+"""Maximum ratio of the common global batch to the largest one that a combination has by itself."""
+
+
+class Survey(NamedTuple):
+    """The combinations of a space that can run, and what is known about them before the first run."""
+
+    jobs: list[Combination]
+    names: list[str]
+    """Short name of each combination, such as `fsdp2 full micro_batch=2`."""
+    prior: Prior
+    sentence: str
+    """How many combinations are impossible, do not fit or are left."""
+
+
+def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
+    """Check and predict all combinations of the space. Raise ConfigError if none can run, or if settings are wrong."""
+    sweep_dir = Path(config.hydra.sweep.dir).absolute()
+    jobs = _with_same_batch(loader, config, target)
+    possible = [job for job in jobs if not job.reason]
+    if not possible:
+        reasons = Counter(job.reason for job in jobs).most_common(3)
+        raise ConfigError("tune: no combination can run:" + "".join(f"\n  {many} x {why}" for why, many in reasons))
+    hardware, unknown = _hardware(possible[0])
+    constants = constants_of(hardware)
+    spread = unknown * np.array([each.unknown for each in constants])
+    coefficients = (len(spread) + 1) * (len(spread) + 2) // 2
+    points = np.random.default_rng(0).normal(0, spread, (PER_COEFFICIENT * coefficients, len(spread)))
+    devices = [scaled(hardware, dict(zip((c.key for c in constants), np.exp(p), strict=True))) for p in points]
+    forecasts = _predicted(sweep_dir, possible, hardware, devices)
+    fits = [
+        (replace(job, plan=found["plan"]), np.log(found["wps"]))
+        for job, found in zip(possible, forecasts, strict=True)
+        if found["wps"]
+    ]
+    too_large = sum(found["plan"].get("verdict") == DOES_NOT_FIT for found in forecasts)
+    parts = f"{len(jobs) - len(possible):,} impossible, {too_large:,} do not fit"
+    if failed := len(possible) - len(fits) - too_large:
+        parts += f", {failed:,} cannot be predicted"
+    if not fits:
+        raise ConfigError(f"tune: no combination is left to run: {parts}. First: {forecasts[0]['reason']}")
+    varied = varying([job.overrides for job in jobs])
+    own = [[each for each in job.overrides if each in varied] for job, _ in fits]
+    names = [" ".join(map(short_override, each)) or "defaults" for each in own]
+    speeds = np.array([speed for _, speed in fits])
+    best = int(speeds.mean(axis=1).argmax())
+    sentence = f"{counted(len(jobs), 'combination')}: {parts}, {len(fits):,} left; predicted best: {names[best]}"
+    options = [{key_of(each): each.partition("=")[2] for each in overrides} for overrides in own]
+    return Survey([job for job, _ in fits], names, Prior(Response(points, speeds), spread, options), sentence)
+
+
+def _with_same_batch(loader: Any, config: DictConfig, target: Target) -> list[Combination]:
+    """Check all combinations, with the same global batch and with the steps and repeats of a tune."""
+
+    def checked(**more: int) -> list[Combination]:
+        own = dict(zip(SET_BY_TUNE, (config.tune.steps, "auto"), strict=True)) | more
+        fixed = [f"{key}={value}" for key, value in own.items()]
+        overrides = [[*(each for each in job if key_of(each) not in own), *fixed] for job in grid(loader, config)]
+        return check_batch(loader, config, overrides, 0, target).combinations
+
+    jobs = checked()
+    batches = {
+        experiment.accumulation(experiment.parallelism.degrees(experiment.launch.nodes, workers).data)[0]
+        for job in jobs
+        if not job.reason
+        for experiment, workers in [(job.experiment, target.workers(job.experiment))]
+    }
+    if len(batches) < 2:
+        return jobs
+    common, largest = math.lcm(*batches), max(batches)
+    if any(job.experiment.global_batch is not None for job in jobs):
+        return jobs  # the user varies it
+    if common > LARGEST_BATCH * largest:
+        listed = ", ".join(map(str, sorted(batches)))
+        raise ConfigError(
+            f"global_batch: a comparison needs one global batch. The combinations have {listed} sequences per step, and the "
+            f"smallest common multiple is {common}. Set global_batch, or vary fewer values"
+        )
+    return checked(global_batch=common)
+
+
+def _hardware(job: Combination) -> tuple[GPU | CPU, float]:
+    """Return the device with its constants before the first run, and a factor for the uncertainty of these constants."""
+    experiment = job.experiment
+    device = expected_devices(experiment)
+    if device.hardware is not None:
+        return device.hardware, CALIBRATED if device.hardware.calibrated else 1.0
+    if device.type == "cuda":
+        raise ConfigError(
+            f"tune: no option of the group `hardware` describes {device.name}; add one, or set hardware=NAME"
+        )
+    rate = TFLOPS_OF_CPU * (experiment.launch.given_threads or 1)
+    speed = {"fp32_tflops": rate, "bf16_tflops": rate, **SPEED_OF_CPU}
+    guess = Calibrated(runs=1, error_pct=GUESS_ERROR_PCT)
+    return CPU(kind="cpu", speed=CPUSpeed.model_validate(speed), calibrated=guess), 1.0
+
+
+def _predicted(
+    sweep_dir: Path, jobs: Sequence[Combination], hardware: GPU | CPU, devices: Sequence[GPU | CPU]
+) -> list[dict[str, Any]]:
+    """Predict each combination on each of `devices`, or read the predictions of an earlier command. Return a dict for each:
+    `plan` (content of plan.json), `wps` (speeds on `devices`; [] if it does not fit or is unknown), `reason`."""
+    on = hardware.model_dump(mode="json")
+    configs = [{**job.runs[0].config, "hardware": on} for job in jobs]
+    for config, job in zip(configs, jobs, strict=True):
+        config["launch"] = config["launch"] | {"workers": expected_devices(job.experiment).workers}
+    keys = [blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=8).hexdigest() for config in configs]
+    file = sweep_dir / TUNE
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):
+        known = {}
+    missing = [number for number, key in enumerate(keys) if key not in known]
+    with naming(f"predicting {counted(len(missing), 'combination')}") as progress:
+        found = predict_all([configs[i] for i in missing], active_only=True, variants=devices, progress=progress)
+    for number, each in zip(missing, found, strict=True):
+        known[keys[number]] = (
+            {"plan": each.as_json(), "wps": [float(f"{wps:.6g}") for wps in each.wps_on], "reason": each.verdict.reason}
+            if isinstance(each, Forecast)
+            else {"plan": {}, "wps": [], "reason": each}
+        )
+    if missing:
+        sweep_dir.mkdir(parents=True, exist_ok=True)
+        replace_file(file, json.dumps(known).encode())
+    return [known[key] for key in keys]

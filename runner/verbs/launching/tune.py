@@ -1,0 +1,25 @@
+"""`meshrunner tune`: find the fastest combination of settings that fits, by predicting all and running a few."""
+
+from meshrunner.runner.console import naming
+from meshrunner.runner.process.forkserver import warm
+from meshrunner.runner.process.signals import hold_stop_requests
+
+DEFAULT = "space=layouts"
+
+
+def tune(arguments: list[str]) -> int:
+    """Search among the values that vary or, if none does, among those of `space=layouts`. May raise ConfigError."""
+    warm()  # start early: the forkserver imports torch while Hydra composes here
+    hold_stop_requests()
+    with naming("composing the configuration"):
+        from meshrunner.runner.config.compose import Composer, grid
+        from meshrunner.runner.verbs.reference.queries import answered
+
+        given = ["-m", "hydra/sweeper=tune", *arguments]
+        composer = Composer("tune", given)
+        if answered(composer):
+            return 0
+        if len(grid(composer.hydra.config_loader, composer.compose_sweep())) == 1:
+            composer = Composer("tune", [*given, DEFAULT])
+        from meshrunner.runner.sweep.hydra_launchers import run_sweep
+    return run_sweep(composer)

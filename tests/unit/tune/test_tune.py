@@ -1,0 +1,210 @@
+"""`hydra/sweeper=tune` on a simulated machine: all of it but predictions and execution is real."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import DictConfig
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner import cli
+from meshrunner.runner.compare.runs import glance
+from meshrunner.runner.config.compose import Composer
+from meshrunner.runner.rundir import run_names
+from meshrunner.runner.sweep import combinations, hydra_launchers
+from meshrunner.runner.sweep.combinations import SweepBatch
+from meshrunner.runner.tune import answer, survey, sweeper
+from tests.unit.tune.machine import GRID, LAYOUTS, Machine, Work
+
+FIXED = ("hardware=h100_80gb", "launch.workers=8", "tracker=none", "global_batch=64", "hydra.sweep.dir=sweep")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tune")
+
+
+COMPOSED: dict[str, SweepBatch] = {}
+
+
+def check_batch(loader: Any, config: DictConfig, overrides: list[list[str]], *rest: Any) -> SweepBatch:
+    key = str(overrides)
+    COMPOSED[key] = COMPOSED.get(key) or combinations.check_batch(loader, config, overrides, *rest)
+    return COMPOSED[key]
+
+
+@pytest.fixture(autouse=True)
+def folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sweep directory. All tests use the same one, so that combinations are composed once."""
+    monkeypatch.chdir(place)
+    shutil.rmtree(place / "sweep", ignore_errors=True)
+    monkeypatch.setattr(survey, "check_batch", check_batch)
+    monkeypatch.setattr(sweeper, "workers_here", lambda experiment: 8)
+    monkeypatch.setattr(hydra_launchers, "finish_sweep", lambda sweep_dir: None)
+
+    def not_fitted(folders: list[Path]) -> Any:
+        raise ConfigError("nothing was traced")
+
+    monkeypatch.setattr(answer, "calibrate_device", not_fitted)
+    return place / "sweep"
+
+
+def tune(machine: Machine, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> int:
+    monkeypatch.setattr(survey, "predict_all", machine.predict_all)
+    monkeypatch.setattr(sweeper, "execute_all", machine.execute_all)
+    given = {each.partition("=")[0]: each for each in (*FIXED, *GRID, *overrides)}
+    return hydra_launchers.run_sweep(Composer("tune", ["-m", "hydra/sweeper=tune", *given.values()]))
+
+
+def best(folder: Path) -> Work:
+    """The combination that the command recommends."""
+    found = yaml.safe_load((folder / "experiment" / "best.yaml").read_text())
+    chosen = {key.removeprefix("override /"): value for each in found["defaults"] for key, value in each.items()}
+    return Work(
+        chosen.get("parallelism", "fsdp2"),
+        chosen.get("activation_checkpoint", "none"),
+        chosen.get("compile", "eager") != "eager",
+        found.get("micro_batch", 4),
+    )
+
+
+def behind(machine: Machine, work: Work) -> float:
+    """How much faster the fastest combination is, as a fraction."""
+    every = [
+        Work(layout, recompute, compiled, batch)
+        for layout in LAYOUTS
+        for recompute in ("none", "full")
+        for compiled in (False, True)
+        for batch in (2, 4)
+    ]
+    possible = [
+        each for each in every if machine.outcome(each) == "completed" and machine.gib(each) <= machine.limit_gib
+    ]
+    return math.expm1(max(map(machine.truth, possible)) - machine.truth(work))
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed > 3 else ()) for seed in range(1, 13)]
+)
+def test_the_answer_is_near_the_fastest(
+    seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(seed)
+    assert tune(machine, monkeypatch) == 0
+    assert behind(machine, best(folder)) <= 0.02
+    said = capsys.readouterr().out
+    assert "24 combinations: 0 impossible, 0 do not fit, 24 left; predicted best: " in said
+    assert len({name.rpartition("_repeat")[0] for name in machine.executed}) <= 12
+    assert "meshrunner run --config-dir sweep experiment=best" in said
+
+
+def test_a_tune_that_was_killed_continues(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(5)
+    for number in (0, 1, 3, 4, 9, 14):
+        machine.stop_after = number
+        with pytest.raises(KeyboardInterrupt):
+            tune(machine, monkeypatch)
+    machine.stop_after = None
+    predicted = machine.predicted
+    assert cli._dispatch(["resume", "sweep"]) == 0
+    assert machine.predicted == predicted, "predictions are kept"
+    assert len(machine.executed) == len(set(machine.executed)) == len(run_names(folder))
+    assert behind(machine, best(folder)) <= 0.02
+    before = list(machine.executed)
+    assert cli._dispatch(["resume", "sweep"]) == 0
+    assert machine.executed == before
+
+
+def test_out_of_memory_rules_out_what_needs_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(6)
+    machine.outcome = lambda work: "oom" if machine.gib(work) > 40 else "completed"
+    tune(machine, monkeypatch)
+    failed = [glance(folder / name) for name in run_names(folder)]
+    assert 1 <= sum(run.state == "oom" for run in failed) <= 4, "those of the first wave"
+    assert machine.gib(best(folder)) <= 40 and behind(machine, best(folder)) <= 0.02
+    assert ": oom" in capsys.readouterr().out
+
+
+def test_a_layout_that_hangs_is_named_and_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(7)
+    machine.outcome = lambda work: "timeout" if work.layout == "ddp" and work.batch == 4 else "completed"
+    tune(machine, monkeypatch)
+    assert behind(machine, best(folder)) <= 0.02
+    assert "no speed: ddp none per_block micro_batch=4: timeout" in capsys.readouterr().out
+
+
+def test_combinations_that_do_not_fit_never_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(8, limit_gib=35)
+    tune(machine, monkeypatch)
+    assert "24 combinations: 0 impossible, 12 do not fit, 12 left" in capsys.readouterr().out
+    assert behind(machine, best(folder)) <= 0.02
+
+
+@pytest.mark.slow
+def test_a_budget_that_ends_early_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(9)
+    tune(machine, monkeypatch, "tune.runs=2", "sweep.max_repeat=3")
+    said = capsys.readouterr().out
+    assert "The budget ended the search. With a probability of " in said
+    assert "To continue, raise tune.runs or tune.minutes: meshrunner tune " in said
+    few = len({name.rpartition("_repeat")[0] for name in machine.executed})
+    assert few == 2
+    tune(machine, monkeypatch, "tune.runs=20")
+    assert len({name.rpartition("_repeat")[0] for name in machine.executed}) > few
+    assert behind(machine, best(folder)) <= 0.02
+
+
+@pytest.mark.slow
+def test_minutes_end_the_search(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(9)
+    tune(machine, monkeypatch, "tune.minutes=4", "sweep.max_repeat=3")
+    assert len({name.rpartition("_repeat")[0] for name in machine.executed}) == 4, "a run takes a minute"
+
+
+@pytest.mark.slow
+def test_the_global_batch_is_the_same_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(Machine(10), monkeypatch, "global_batch=null", "tune.runs=4", "sweep.max_repeat=3")
+    configs = [yaml.safe_load((folder / name / "config.yaml").read_text()) for name in run_names(folder)]
+    assert {config["global_batch"] for config in configs} == {32}
+    assert {config["steps"] for config in configs} == {15}
+
+
+def test_batches_without_a_common_multiple_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tune(Machine(10), monkeypatch, "global_batch=null", "micro_batch=3,5,7", "parallelism=fsdp2")
+    assert str(caught.value) == (
+        "global_batch: a comparison needs one global batch. The combinations have 24, 40, 56 sequences per step, and the "
+        "smallest common multiple is 840. Set global_batch, or vary fewer values"
+    )
+
+
+def test_a_directory_of_another_sweep_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(Machine(11), monkeypatch, "tune.runs=2", "sweep.max_repeat=3")
+    with pytest.raises(ConfigError, match="holds runs of another sweep, such as "):
+        tune(Machine(11), monkeypatch, "micro_batch=8")
+    with pytest.raises(ConfigError, match="holds a run with another configuration"):
+        tune(Machine(11), monkeypatch, "tune.steps=20")
+
+
+@pytest.mark.slow
+def test_the_best_experiment_is_the_run_with_the_users_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(Machine(12), monkeypatch, "steps=100", "+launch.env.A=1", "tune.runs=2", "sweep.max_repeat=3")
+    composed = Composer("run", ["--config-dir=sweep", "experiment=best"]).single_run()
+    assert composed is not None
+    assert composed.config["steps"] == 100 and composed.config["launch"]["env"] == {"A": 1}
+    assert composed.config["global_batch"] == 64 and composed.config["sweep"]["repeat"] == 1
+    run = yaml.safe_load((folder / run_names(folder)[0] / "config.yaml").read_text())
+    assert composed.config.keys() == run.keys()
