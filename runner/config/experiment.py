@@ -161,6 +161,10 @@ class Experiment(Recipe):
         memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / workers / 2**30
         return "this machine's memory" + (f" / {workers} workers" if workers > 1 else ""), memory_gib
 
+    def sequences_per_step(self, workers: int) -> int:
+        """Return `global_batch` or, if it is null, the number that follows from the layout. workers: workers per node."""
+        return self.accumulation(self.parallelism.degrees(self.launch.nodes, workers).data)[0]
+
     def host_bytes(self, ranks: int) -> int:
         return int(self.host_memory(ranks // self.launch.nodes)[1] * 2**30)
 

@@ -90,7 +90,7 @@ def _run(job: Combination) -> Run:
     if job.reason:  # its degrees may be impossible
         return run
     workers = expected_devices(experiment).workers
-    batch = experiment.accumulation(experiment.parallelism.degrees(experiment.launch.nodes, workers).data)[0]
+    batch = experiment.sequences_per_step(workers)
     resolved = Environment(resolved={"launch.workers": workers, "global_batch": batch})
     return replace(run, records={Environment: resolved})
 

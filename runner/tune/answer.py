@@ -33,9 +33,10 @@ BEST, TUNED = "experiment/best.yaml", "hardware/tuned.yaml"
 
 def report(loader: Any, config: DictConfig, search: Search) -> None:
     """Print the answer of a search that has ended, and write the files."""
-    for number, run in search.failed().items():
+    runs = search.runs()
+    for number, run in search.failed(runs).items():
         say(one_line(f"no speed: {search.names[number]}: {run.state} {run.reason}"))
-    if (found := search.found()) is None:
+    if (found := search.found(runs)) is None:
         raise ConfigError("tune: no run has completed")
     best, chance, bound = found.outlook
     rows = {search.number_of(row): row for row in compare_sweep(search.sweep_dir)[0].rows}

@@ -15,6 +15,7 @@ WEIGHTS = WEIGHTS / WEIGHTS.sum()
 SAMPLES = 2000
 CONFIDENCE = 0.95
 LIKELY = 0.05
+"""Smallest probability of being the fastest with which a combination is a leader."""
 
 
 class Outlook(NamedTuple):

@@ -37,7 +37,7 @@ UNLIKELY = 0.05
 
 
 class Found(NamedTuple):
-    """What is known after some waves."""
+    """The runs so far, and the belief that follows from them."""
 
     belief: Belief
     outlook: Outlook
@@ -72,24 +72,21 @@ class Search:
             )
         return [(self.numbers[in_round(n, 1)], repeat_number(n), glance(self.sweep_dir / n)) for n in names]
 
-    def failed(self) -> dict[int, Run]:
-        """Return the newest run of each combination that ran and has no speed."""
-        runs = self.runs()
+    def failed(self, runs: list[tuple[int, int, Run]]) -> dict[int, Run]:
+        """Return the newest run of each combination that ran and has no speed. runs: the result of `runs`."""
         completed = {number for number, _, run in runs if speed_of(run)}
         return {number: run for number, _, run in runs if number not in completed}
 
-    def found(self) -> Found | None:
-        """Return what is known after the runs on disk; None if none has completed."""
-        runs = [
-            Measured(number, float(np.log(speed)), wave)
-            for number, wave, run in self.runs()
-            if (speed := speed_of(run))
+    def found(self, runs: list[tuple[int, int, Run]]) -> Found | None:
+        """Return the belief after the runs on disk; None if none has completed. runs: the result of `runs`."""
+        measured = [
+            Measured(number, float(np.log(speed)), wave) for number, wave, run in runs if (speed := speed_of(run))
         ]
-        if not runs:
+        if not measured:
             return None
-        belief = self._possible(self.survey.prior.after(runs, NOISE))
-        tried = {run.combination for run in runs}
-        return Found(belief, outlook(belief, tried, self.settings.tolerance, self.seed), runs)
+        belief = self._possible(self.survey.prior.after(measured, NOISE), runs)
+        tried = {run.combination for run in measured}
+        return Found(belief, outlook(belief, tried, self.settings.tolerance, self.seed), measured)
 
     def next_batch(self) -> SweepBatch | None:
         """Return the runs of the next wave, or the unfinished ones of the last wave. Return None if the search has ended."""
@@ -97,7 +94,7 @@ class Search:
         last = max((wave for _, wave, _ in runs), default=0)
         if left := [number for number, wave, run in runs if wave == last and run.state not in RESULTS | CRASHED]:
             return self._batch(left, last)
-        found = self.found()
+        found = self.found(runs)
         chosen = self._chosen(found, runs)
         if found is not None:
             best, chance, _ = found.outlook
@@ -115,7 +112,7 @@ class Search:
         spent = sum((s.ended or 0) - (s.started or 0) for _, _, run in runs if (s := run.record(Status)).ended) / 60
         may_search = room > 0 and (self.settings.minutes is None or spent < self.settings.minutes)
         if found is None:
-            belief, tried, chosen = self._possible(self.survey.prior.after([], NOISE)), set[int](), list[int]()
+            belief, tried, chosen = self._possible(self.survey.prior.after([], NOISE), runs), set[int](), list[int]()
         else:
             belief, tried, chosen = found.belief, found.tried, [found.outlook.best]
             if found.outlook.chance < UNLIKELY or room < 2 or not may_search:
@@ -138,9 +135,9 @@ class Search:
     def number_of(self, row: Row) -> int:
         return self.numbers[in_round(row.runs[0].path.name, 1)]
 
-    def _possible(self, belief: Belief) -> Belief:
+    def _possible(self, belief: Belief, runs: list[tuple[int, int, Run]]) -> Belief:
         """Rule out combinations that failed, and those that are predicted to need more memory than one that ran out of it."""
-        failed = self.failed()
+        failed = self.failed(runs)
         peaks = np.array([job.plan.get("memory/peak_active_gib") or 0.0 for job in self.jobs])
         least = min((peaks[number] for number, run in failed.items() if run.state == "oom"), default=np.inf)
         ruled_out = (peaks >= least) | np.isin(np.arange(len(peaks)), [*failed])

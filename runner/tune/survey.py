@@ -54,7 +54,7 @@ class Survey(NamedTuple):
     """Short name of each combination, such as `fsdp2 full micro_batch=2`."""
     prior: Prior
     sentence: str
-    """How many combinations are impossible, do not fit or are left."""
+    """Numbers of combinations that are impossible, that do not fit and that are left, as a sentence."""
 
 
 def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
@@ -95,25 +95,19 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
 
 def _with_same_batch(loader: Any, config: DictConfig, target: Target) -> list[Combination]:
     """Check all combinations, with the same global batch and with the steps and repeats of a tune."""
+    given = grid(loader, config)
 
     def checked(**more: int) -> list[Combination]:
         own = dict(zip(SET_BY_TUNE, (config.tune.steps, "auto"), strict=True)) | more
         fixed = [f"{key}={value}" for key, value in own.items()]
-        overrides = [[*(each for each in job if key_of(each) not in own), *fixed] for job in grid(loader, config)]
+        overrides = [[*(each for each in job if key_of(each) not in own), *fixed] for job in given]
         return check_batch(loader, config, overrides, 0, target).combinations
 
     jobs = checked()
-    batches = {
-        experiment.accumulation(experiment.parallelism.degrees(experiment.launch.nodes, workers).data)[0]
-        for job in jobs
-        if not job.reason
-        for experiment, workers in [(job.experiment, target.workers(job.experiment))]
-    }
-    if len(batches) < 2:
+    batches = {job.experiment.sequences_per_step(target.workers(job.experiment)) for job in jobs if not job.reason}
+    if len(batches) < 2 or any(job.experiment.global_batch is not None for job in jobs):  # the user may vary it
         return jobs
     common, largest = math.lcm(*batches), max(batches)
-    if any(job.experiment.global_batch is not None for job in jobs):
-        return jobs  # the user varies it
     if common > LARGEST_BATCH * largest:
         listed = ", ".join(map(str, sorted(batches)))
         raise ConfigError(
