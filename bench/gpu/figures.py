@@ -66,17 +66,17 @@ FIRST = [
     Case("1B", "none", "per_block", SINGLE),
     Case("8B", "selective_op", "per_block"),
 ]
-"""Cases to measure first, and three times."""
+"""Cases to measure three times, once before all others."""
 BATCHES = [
     Case("1B", "none", "per_block", layout, more=f"micro_batch={size}") for size in (8, 2) for layout in (FSDP2, SINGLE)
 ]
 SETTINGS = [
-    Case("1B", "none", "per_block", more="+launch.env.TORCH_CUDNN_SDPA_DEPRIORITIZED=1"),
-    Case("1B", "none", "per_block", more="checkpoint=dcp_async checkpoint.every=10 checkpoint.keep=1"),
-    Case("1B", "none", "per_block", more="profiler=trace profiler.start=2 profiler.steps=3"),
     *(Case("1B", "none", compile, more="compile.cuda_graph=true") for compile in ("per_block", "eager")),
+    Case("1B", "none", "per_block", more="+launch.env.TORCH_CUDNN_SDPA_DEPRIORITIZED=1"),
+    Case("1B", "none", "per_block", more="profiler=trace profiler.start=2 profiler.steps=3"),
+    Case("1B", "none", "per_block", more="checkpoint=dcp_async checkpoint.every=10 checkpoint.keep=1"),
 ]
-"""Cases with a setting of interest: attention without cuDNN, asynchronous checkpoints, a trace, CUDA graphs."""
+"""Cases with a setting of interest: CUDA graphs, attention without cuDNN, a trace, asynchronous checkpoints."""
 MODELS = [
     *(Case("mixtral", recompute, compile) for recompute in ("none", "full") for compile in ("per_block", "eager")),
     *(

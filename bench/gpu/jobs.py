@@ -89,16 +89,16 @@ class Jobs:
 
     def figures(self) -> list[Stage]:
         """Return the stages that measure speed and memory."""
-        repeats = range(1, REPEATS + 1)
-        first = [Stage(self.in_turn(figures.FIRST, round), early=True) for round in repeats]
-        singly = [*figures.BATCHES, *figures.SETTINGS]
+        first, *again = (Stage(self.in_turn(figures.FIRST, round)) for round in range(1, REPEATS + 1))
+        singly = [*figures.SETTINGS, *figures.BATCHES]
         case = figures.FIRST[0]
         titan = [
             self.titan(case._replace(compile=way), graphs) for way in ("per_block", "eager") for graphs in ("off", "on")
         ]
         return [
-            *first,
+            first._replace(early=True),
             Stage([*map(self.measured, singly), *titan, *map(self.measured, figures.MODELS)]),
+            *again,
             Stage(self.in_turn(figures.REST[:4])),
             Stage([*map(self.measured, figures.SEVERAL)]),
             Stage(self.in_turn(figures.REST[4:])),
