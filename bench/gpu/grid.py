@@ -134,6 +134,7 @@ HYBRIDS = [
 EXPERTS = [
     "model=moe_tiny precision=bf16 compile=per_block",
     "model=moe_tiny precision=fp32",
+    "model=moe_tiny precision=fp32 compile=per_block",
     "model=moe_tiny parallelism=fsdp1 precision=bf16 activation_checkpoint=full",
     "model=moe_tiny parallelism=ddp precision=bf16",
     "model=moe_tiny precision=bf16 compile=per_block activation_checkpoint=selective_op",

@@ -96,6 +96,8 @@ class DCPSaver:
             with self._explained(step):
                 save(state, storage_writer=writer, process_group=self.group)
         else:
+            if torch.__version__ < "2.13":  # older versions empty a stager after its first save (pytorch issue #183413)
+                self.stager = DefaultStager(staging_options(self.training.model))
             pending = async_save(state, storage_writer=writer, process_group=self.group, async_stager=self.stager)
             assert isinstance(pending, Future)
             self._pending = step, pending

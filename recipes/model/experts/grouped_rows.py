@@ -82,7 +82,8 @@ class WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, results: Tensor, weights: Tensor) -> Tensor:
         ctx.save_for_backward(results, weights)
-        return (results.float() * weights.unsqueeze(-1)).sum(1).to(results.dtype)
+        # Without `copy`, torch 2.11 loses all gradients of a compiled Function if `to` returns its input (pytorch #180642).
+        return (results.float() * weights.unsqueeze(-1)).sum(1).to(results.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:

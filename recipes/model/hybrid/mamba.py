@@ -72,7 +72,8 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        return F.silu(_convolved(_shifted(x, weight.shape[1] - 1, 0), weight, bias)).to(x.dtype)
+        # Without `copy`, torch 2.11 loses all gradients of a compiled Function if `to` returns its input (pytorch #180642).
+        return F.silu(_convolved(_shifted(x, weight.shape[1] - 1, 0), weight, bias)).to(x.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
