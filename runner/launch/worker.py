@@ -57,7 +57,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
     launch, fallback = experiment.launch, None
     if device.type == "cuda":
         if launch.bind == "auto":
-            bind_to_gpu(context.local_rank, context.workers)
+            bind_to_gpu(context.local_rank, len(context.steps))
         apply_allocator_settings()
         torch.cuda.set_device(device)
         fallback = fall_back_to_fixed_segments(device)

@@ -344,8 +344,8 @@ def check(seed: int, known: list[str], folder: Path, capsys: pytest.CaptureFixtu
         return f"leaves {left}"
     if code == 2 and not said.err and arguments[0] in ("place", "show", "run"):
         return "says nothing"
-    # Of a key with a dot the part that does not exist may be named.
-    names = (wrong, wrong.rpartition(".")[0] or wrong)
+    # Of a key with a dot, the part that does not exist may be named; of a group with a package (GROUP@PACKAGE), the group.
+    names = (wrong, wrong.rpartition(".")[0] or wrong, wrong.partition("@")[0])
     if code == 2 and wrong and not any(printable(name)[:60] in said.err for name in names):
         return f"does not name {wrong!r}: {said.err}"
     return ""
