@@ -149,6 +149,14 @@ class Interpreter(fx.Interpreter):
         self.memory, self.recorder = memory, recorder
         self.in_cache: set[fx.Node] = set()
         """Tensors that kernels used since the last unfused operator. They count as cached, so reading them is free."""
+        read_until = {
+            node: kernel for kernel, read in (memory.kernels if memory else {}).items() for node in filter(_stays, read)
+        }
+        # By default, a value is freed after its last user, which may be the first operator of the kernel that reads it.
+        for user, freed in [*self.user_to_last_uses.items()]:
+            for node in [each for each in freed if each in read_until and user < read_until[each]]:
+                freed.remove(node)
+                self.user_to_last_uses.setdefault(read_until[node], []).append(node)
 
     def boxed_run(self, args_list: list[Any]) -> Any:
         self.in_cache.clear()
@@ -183,6 +191,11 @@ class Interpreter(fx.Interpreter):
             _, operator, *rest = args
             return operator(*rest, **kwargs)
         return super().call_function(target, args, kwargs)
+
+
+def _stays(node: fx.Node) -> bool:
+    """Return whether no kernel may overwrite a tensor: an input of the compiled function, or the gradient of its result."""
+    return node.op == "placeholder" and node.name.startswith(("primals_", "tangents_"))
 
 
 def move_to(device: torch.device, graph: fx.GraphModule) -> None:

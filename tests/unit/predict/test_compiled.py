@@ -55,6 +55,21 @@ def test_matmul_is_not_fused_and_has_its_arguments_in_memory() -> None:
     assert [each.allocation.nbytes for each in recorder.events if isinstance(each, Allocated)] == [80, 96, 96]
 
 
+@pytest.mark.parametrize(("name", "held"), [("primals_1", 160), ("tangents_1", 160), ("sin", 80)])
+def test_kernel_overwrites_saved_results_but_not_inputs(name: str, held: int) -> None:
+    graph, _, recorder = on_meta(lambda x: x.exp().cos(), (4, 5))
+    next(iter(graph.graph.nodes)).name = name
+    interpreter = Interpreter(graph, memory_of(graph.graph), recorder)
+    with recorder:
+        interpreter.boxed_run([torch.empty((4, 5), device=META)])
+    held_now, peak = 0, 0
+    for event in recorder.events:
+        if isinstance(event, Allocated | Freed):
+            held_now += event.allocation.nbytes * (1 if isinstance(event, Allocated) else -1)
+            peak = max(peak, held_now)
+    assert peak == held
+
+
 def test_result_with_two_users_is_recomputed_unless_it_reads_many_tensors() -> None:
     def few(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         both = a + b
