@@ -47,7 +47,8 @@ def on_ranks(world: int, body: Callable[..., Any], *args: Any) -> list[Any]:
                 try:
                     ok, value = pickle.loads(reader.recv_bytes())
                 except EOFError:
-                    raise RankError(f"rank {rank} died") from None
+                    processes[rank].join(LIMIT_S)
+                    raise RankError(f"rank {rank} died with exit code {processes[rank].exitcode}") from None
                 if not ok:
                     raise RankError(f"rank {rank}:\n{value}")
                 results[rank] = value
