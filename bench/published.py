@@ -28,7 +28,7 @@ SHORT = 8192
 """Runs with longer sequences have an error of their own."""
 REGIMES_HEADER = """\
 # The largest errors of predictions of published runs (docs/measurements/plan.md). `python -m bench published` writes this file.
-# Each line covers the sequence lengths, and at most the number of nodes, of its runs
+# Each line covers the sequence lengths, and at most the number of devices, of its runs
 """
 
 
@@ -40,7 +40,6 @@ class Compared(NamedTuple):
     """`name` of the device."""
     precision: str
     seq_len: int
-    nodes: int
     devices: int
     wps: float
     reserved_gib: tuple[float, float] | None
@@ -79,7 +78,6 @@ def predicted(row: Row) -> Compared:
         hardware.name,
         experiment.precision.kind,
         experiment.seq_len,
-        nodes,
         nodes * device.workers,
         workload.wps(hardware),
         reserved,
@@ -130,7 +128,7 @@ def regimes(compared: Sequence[Compared]) -> Iterator[str]:
         error = math.ceil(max(round(abs(each.speed_error_pct), 1) for each in group))  # as rounded in the table
         yield (
             f"- {{hardware: {hardware}, precision: {precision}, shortest: {min(lengths)}, longest: {max(lengths)}, "
-            f"nodes: {max(each.nodes for each in group)}, runs: {len(group)}, speed_pct: {error}}}"
+            f"devices: {max(each.devices for each in group)}, runs: {len(group)}, speed_pct: {error}}}"
         )
 
 

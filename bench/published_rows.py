@@ -43,6 +43,10 @@ SOURCES = {
         "[AWS](https://aws.amazon.com/blogs/machine-learning/efficient-pre-training-of-llama-3-like-model-architectures-using-"
         "torchtitan-on-amazon-sagemaker/) with torchtitan, October 2024. Batch 1, torchtitan's default, because none is published"
     ),
+    "H200": (
+        "[our runs on one H200](gpu.md), November 2026. torch 2.11, expandable segments. All use cuDNN's attention but the one with "
+        "FlashAttention"
+    ),
     "fms-fsdp": "[fms-fsdp](https://github.com/foundation-model-stack/fms-fsdp). 400 Gbit/s per node",
     "IBM 2024-03": (
         "[IBM](https://pytorch.org/blog/maximizing-training/) with fms-fsdp. 400 Gbit/s per node of A100s, 800 Gbit/s per node "
@@ -164,6 +168,21 @@ def kempner(model: str, nodes: int, workers: int, tensor: int, wps: float) -> Ro
     return Row("Kempner", name, overrides, _range(wps), other_program=True)
 
 
+def h200(model: str, recompute: str, batch: int, wps: float, reserved_gib: float, active_gib: float, *more: str) -> Row:
+    """Return one of our own runs on an H200. model: a key of `part`, whose values are overrides."""
+    part = {
+        "Llama 3.2 1B": ("model=llama3_1b",),
+        "8 blocks of Llama 3.1 8B": ("model=llama3_8b", "model.n_layers=8"),
+        "2 blocks of Mixtral 8x7B": ("model=mixtral_8x7b", "model.n_layers=2"),
+    }
+    overrides = (
+        *(*part[model], "hardware=h200", "launch.workers=1", "seq_len=4096", f"micro_batch={batch}", "precision=bf16"),
+        *(f"activation_checkpoint={recompute}", "data=random", *more),
+    )
+    name = ", ".join((model, f"batch {batch}", recompute, *_changes(more)))
+    return Row("H200", name, overrides, _range(wps), reserved_gib, active_gib)
+
+
 def mfu(percent: int, model: str, hardware: str) -> Speed:
     """Return the tokens per second of an MFU in whole percent. FLOPs per token at 4,096 tokens are those of nanoGPT."""
     flops = {"llama2_7b": 46.87e9, "llama2_13b": 88.4e9, "llama2_70b": 446.1e9}[model]
@@ -205,11 +224,15 @@ def _changes(overrides: tuple[str, ...]) -> list[str]:
         "precision.all_gather=true": "float8 gathers",
         "parallelism.tensor=8": "tensor 8",
         "micro_batch=16": "batch 16",
+        SINGLE: "single",
+        GRAPH: "CUDA graph",
+        FLASH: "FlashAttention",
     }
     return [known[each] for each in overrides if each in known]
 
 
 H100, H200, SAC = "h100_96gb", "h200", "selective_op"
+FSDP2, SINGLE, GRAPH = "parallelism=fsdp2", "parallelism=single", "compile.cuda_graph=true"
 COMPILED_LOSS = ("parallelism.kind=fsdp2", "loss.kind=plain")
 """Overrides for torchtitan with a compiled loss, which keeps no logits in fp32."""
 WITH_TENSOR = (*FLOAT8, *COMPILED_LOSS, "parallelism.tensor=8")
@@ -233,6 +256,19 @@ ROWS = (
     titan("titan 2024-12", (H100, 32), "llama3_70b", "full", (8192, 16), 829, 71.9, *WITH_TENSOR),
     titan("Trainy", (H200, 4), "llama3_8b", SAC, (8192, 2), 10938, 47.96, *GATHERED, *COMPILED_LOSS),
     titan("Trainy", (H200, 8), "llama3_8b", SAC, (8192, 2), 10753, 46.97, *GATHERED, *COMPILED_LOSS),
+    h200("Llama 3.2 1B", "none", 4, 60594, 47.305, 42.680, FSDP2, COMPILED),
+    h200("Llama 3.2 1B", "none", 2, 55093, 34.098, 29.437, FSDP2, COMPILED),
+    h200("Llama 3.2 1B", "none", 8, 63257, 73.791, 69.167, FSDP2, COMPILED),
+    h200("Llama 3.2 1B", "none", 4, 60885, 47.346, 42.680, FSDP2, COMPILED, GRAPH),
+    h200("Llama 3.2 1B", "none", 4, 60375, 47.305, 42.680, FSDP2, COMPILED, FLASH),
+    h200("Llama 3.2 1B", "none", 4, 51419, 70.943, 62.321, FSDP2),
+    h200("Llama 3.2 1B", "none", 4, 51467, 70.963, 62.321, FSDP2, GRAPH),
+    h200("Llama 3.2 1B", "none", 4, 61687, 42.715, 42.680, SINGLE, COMPILED),
+    h200("Llama 3.2 1B", "none", 8, 63831, 69.223, 69.167, SINGLE, COMPILED),
+    h200("8 blocks of Llama 3.1 8B", SAC, 2, 31253, 55.402, 44.116, FSDP2, COMPILED),
+    h200("8 blocks of Llama 3.1 8B", "full", 2, 27725, 53.580, 43.681, FSDP2, COMPILED),
+    h200("2 blocks of Mixtral 8x7B", "none", 1, 41290, 64.107, 52.731, FSDP2, COMPILED),
+    h200("2 blocks of Mixtral 8x7B", "none", 1, 39414, 63.502, 52.950, FSDP2),
     titan("AWS", ("h100_80gb", 4), "llama3_8b", SAC, (8192, 1), 6475),
     titan("AWS", ("h100_80gb", 4), "llama3_8b", SAC, (8192, 1), 7166, None, COMPILED),
     titan("AWS", ("h100_80gb", 4), "llama3_8b", SAC, (8192, 1), 8624, None, *FLOAT8),

@@ -27,15 +27,16 @@ class Regime(NamedTuple):
     """Smallest sequence length of the runs."""
     longest: int
     """Largest sequence length of the runs."""
-    nodes: int
-    """Largest number of nodes of the runs."""
+    devices: int
+    """Largest number of devices of the runs."""
     runs: int
     speed_pct: float
     """Largest error in percent, rounded up."""
 
 
-def stated_error(experiment: Experiment, hardware: GPU | CPU) -> tuple[float, str]:
-    """Return the error of a predicted speed in percent, and a sentence that names the measured runs with this error.
+def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> tuple[float, str]:
+    """Return the error of a predicted speed in percent, and a sentence that names the measured runs with this error. devices: the
+    number of devices of the predicted run.
 
     It is the error of the calibration, else of published runs of the same kind, else the largest of all published runs.
     """
@@ -43,16 +44,18 @@ def stated_error(experiment: Experiment, hardware: GPU | CPU) -> tuple[float, st
         pct = hardware.calibrated.error_pct
         return pct, f"calibrated; each measured run was predicted from the others to within {pct:g}%"
     assert isinstance(hardware, GPU), "a CPU has no speed before it is calibrated"
-    kind, tokens, nodes = (hardware.name, experiment.precision.kind), experiment.seq_len, experiment.launch.nodes
+    kind, tokens = (hardware.name, experiment.precision.kind), experiment.seq_len
     model = experiment.model
     dense = isinstance(model, Llama) and not isinstance(model, MoE)  # all published runs trained such models
     for each in regimes() if dense else ():
-        if each[:2] == kind and each.shortest <= tokens <= each.longest and nodes <= each.nodes:
+        if each[:2] == kind and each.shortest <= tokens <= each.longest and devices <= each.devices:
             span = f"{each.shortest:,} to {each.longest:,}" if each.shortest < each.longest else f"{each.longest:,}"
-            runs = f"{each.runs} published {kind[1]} runs on {kind[0]} ({span} tokens, at most {counted(each.nodes, 'node')})"
+            runs = f"{each.runs} published {kind[1]} runs on {kind[0]} ({span} tokens, at most {counted(each.devices, 'device')})"
             return each.speed_pct, f"uncalibrated; predictions of {runs} were off by up to {each.speed_pct:g}%"
     pct = max(each.speed_pct for each in regimes())
-    run = f"{'' if dense else f'{model.kind} in '}{kind[1]} on {kind[0]}, {tokens:,} tokens, {counted(nodes, 'node')}"
+    run = (
+        f"{'' if dense else f'{model.kind} in '}{kind[1]} on {kind[0]}, {tokens:,} tokens, {counted(devices, 'device')}"
+    )
     others = f"predictions of other published runs were off by up to {pct:g}%"
     return pct, f"uncalibrated; never compared with a published run ({run}); {others}"
 

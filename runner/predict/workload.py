@@ -74,7 +74,7 @@ class Workload:
         compute = experiment.precision.compute
         peak = hardware.peak_tflops(self.fp32_rate if compute == "fp32" else compute)
         flops = experiment.model.flops_per_token(experiment.seq_len).total
-        error_pct, error_basis = stated_error(experiment, hardware)
+        error_pct, error_basis = stated_error(experiment, hardware, experiment.launch.nodes * self.workers)
         cudnn = any("cudnn_attention" in getattr(each, "name", "") for each in self.events[0])
         if cudnn and hardware.calibrated is None:
             error_pct += math.ceil(100 * step_time.seconds_by_part["attention"] / step_time.seconds)

@@ -47,7 +47,7 @@ class JsonFile(BaseModel):
         """Read a file; return an empty record if it is missing. Raise OSError if reading fails, ValueError if it is damaged."""
         try:
             content = read_regular(path, RECORD_BYTES)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return cls()
         try:
             return cls.model_validate(json.loads(content))

@@ -183,7 +183,7 @@ def test_a_run_that_failed_has_no_delta(tmp_path: Path) -> None:
     assert against is not None and against.speed.percent is None and against.verdict.why == "no completed run"
 
 
-def test_folders_without_runs_are_said(tmp_path: Path) -> None:
+def test_folders_without_runs_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="no such directory"):
         read_runs([tmp_path / "nowhere"])
     with pytest.raises(ConfigError, match="neither a run nor a sweep"):
@@ -191,6 +191,7 @@ def test_folders_without_runs_are_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="neither a run nor a sweep"):
         read_runs([tmp_path / "file"])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_that_is_given_twice_counts_once(tmp_path: Path) -> None:
