@@ -44,8 +44,8 @@ SOURCES = {
         "torchtitan-on-amazon-sagemaker/) with torchtitan, October 2024. Batch 1, torchtitan's default, because none is published"
     ),
     "H200": (
-        "[our runs on one H200](gpu.md), November 2026. torch 2.11, expandable segments. All use cuDNN's attention but the one with "
-        "FlashAttention"
+        "[our runs on one H200](gpu.md), November 2026. torch 2.11, expandable segments. All use cuDNN's attention but the one "
+        "with FlashAttention"
     ),
     "fms-fsdp": "[fms-fsdp](https://github.com/foundation-model-stack/fms-fsdp). 400 Gbit/s per node",
     "IBM 2024-03": (
