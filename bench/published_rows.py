@@ -43,10 +43,7 @@ SOURCES = {
         "[AWS](https://aws.amazon.com/blogs/machine-learning/efficient-pre-training-of-llama-3-like-model-architectures-using-"
         "torchtitan-on-amazon-sagemaker/) with torchtitan, October 2024. Batch 1, torchtitan's default, because none is published"
     ),
-    "H200": (
-        "[our runs on one H200](gpu.md), November 2026. torch 2.11, expandable segments. All use cuDNN's attention but the one "
-        "with FlashAttention"
-    ),
+    "H200": "[our runs on one H200](gpu.md), November 2026. torch 2.11 with cuDNN's attention, expandable segments",
     "fms-fsdp": "[fms-fsdp](https://github.com/foundation-model-stack/fms-fsdp). 400 Gbit/s per node",
     "IBM 2024-03": (
         "[IBM](https://pytorch.org/blog/maximizing-training/) with fms-fsdp. 400 Gbit/s per node of A100s, 800 Gbit/s per node "

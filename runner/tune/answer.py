@@ -39,7 +39,8 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
     if (found := search.found(runs)) is None:
         raise ConfigError("tune: no run has completed")
     best, chance, bound = found.outlook
-    rows = {search.number_of(row): row for row in compare_sweep(search.sweep_dir)[0].rows}
+    comparison, _ = compare_sweep(search.sweep_dir)
+    rows = {search.number_of(row): row for row in comparison.rows}
     summaries = rows[best].summaries
     figures = [
         f"{figure.text(value)} {figure.title}"
@@ -47,7 +48,9 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
         if (value := rows[best].figures.get(figure.summary_keys[0])) is not None
     ]
     say(f"\n{search.names[best]}: {', '.join(figures)}.")
-    if equal := [search.names[number] for row in search.equal(found) if (number := search.number_of(row)) != best]:
+    if equal := [
+        search.names[number] for row in search.equal(found, comparison) if (number := search.number_of(row)) != best
+    ]:
         say(f"Within noise of it: {', '.join(equal)}.")
     many = f"{len(found.tried)} of {len(search.jobs):,} were run"
     faster = f"more than {100 * bound:.1f}% faster" if bound >= 0.0005 else "faster"

@@ -23,6 +23,7 @@ from meshrunner.runner.tune.choose import Outlook, leaders, next_wave, outlook
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from meshrunner.runner.compare.comparison import Comparison
     from meshrunner.runner.compare.runs import Row, Run
     from meshrunner.runner.sweep.combinations import Combination
     from meshrunner.runner.tune.belief import Belief
@@ -116,7 +117,7 @@ class Search:
         else:
             belief, tried, chosen = found.belief, found.tried, [found.outlook.best]
             if found.outlook.chance < UNLIKELY or room < 2 or not may_search:
-                again = [self.number_of(row) for row in self.equal(found)]
+                again = [self.number_of(row) for row in self.equal(found, compare_sweep(self.sweep_dir)[0])]
                 # Further repeats are not worth their time if no combination is probably much faster: a tie.
                 enough = REPEATS if found.outlook.bound <= self.settings.tolerance else self.max_repeat
                 return again if again and min(map(found.count, again)) < enough else []
@@ -125,11 +126,10 @@ class Search:
                 chosen.append(number)
         return chosen
 
-    def equal(self, found: Found) -> list[Row]:
+    def equal(self, found: Found, comparison: Comparison) -> list[Row]:
         """Return the fastest row and the rows that no test tells from it, among those that may be the fastest. Return [] if the
-        fastest row is decided. Rows with too few runs for a test count as equal."""
+        fastest row is decided. Rows with too few runs for a test count as equal. comparison: that of the sweep directory."""
         ahead = leaders(found.belief, found.tried, self.seed)
-        comparison, _ = compare_sweep(self.sweep_dir)
         return undecided(comparison, [row for row in comparison.rows if self.number_of(row) in ahead])
 
     def number_of(self, row: Row) -> int:

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.storage import replace_file
 from meshrunner.runner.calibrate import SPEED_OF_CPU, constants_of, scaled
 from meshrunner.runner.config.compose import grid
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hardware import CPU, GPU, Calibrated, CPUSpeed
 from meshrunner.runner.console import counted, naming
 from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, predict_all
-from meshrunner.runner.rundir import key_of, short_override
-from meshrunner.runner.rundir.files import TUNE
+from meshrunner.runner.rundir import JsonFile, key_of, short_override
+from meshrunner.runner.rundir.files import TUNE, write_json
 from meshrunner.runner.sweep.combinations import check_batch, varying
 from meshrunner.runner.tune.belief import Prior, Response
 
@@ -144,10 +143,7 @@ def _predicted(
         config["launch"] = config["launch"] | {"workers": expected_devices(job.experiment).workers}
     keys = [blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=8).hexdigest() for config in configs]
     file = sweep_dir / TUNE
-    try:
-        known = json.loads(file.read_text())
-    except (OSError, ValueError):
-        known = {}
+    known = JsonFile.peek(file).as_json()
     missing = [number for number, key in enumerate(keys) if key not in known]
     with naming(f"predicting {counted(len(missing), 'combination')}") as progress:
         found = predict_all([configs[i] for i in missing], active_only=True, variants=devices, progress=progress)
@@ -159,5 +155,5 @@ def _predicted(
         )
     if missing:
         sweep_dir.mkdir(parents=True, exist_ok=True)
-        replace_file(file, json.dumps(known).encode())
+        write_json(file, known)
     return [known[key] for key in keys]
