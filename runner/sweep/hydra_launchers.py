@@ -65,10 +65,12 @@ def check_direction(config: DictConfig) -> None:
         raise ConfigError(f"hydra.sweeper minimizes, but a higher {objective} is better. Add {key}={MAXIMIZE[key]}")
 
 
-def run_sweep(composer: Composer) -> int:
-    """Run a sweep from the command line. Return 75 after a stop request, otherwise 1 if a run has no result, otherwise 0."""
+def run_sweep(composer: Composer, config: DictConfig | None = None) -> int:
+    """Run a sweep from the command line. Return 75 after a stop request, otherwise 1 if a run has no result, otherwise 0.
+
+    config: the result of `composer.compose_sweep()`, if the caller has it already."""
     statuses: list[int] = []  # some sweepers return nothing, so the launcher reports each batch
-    config = composer.compose_sweep()
+    config = config or composer.compose_sweep()
     check_direction(config)
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     record("folder", sweep_dir)

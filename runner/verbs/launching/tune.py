@@ -19,7 +19,9 @@ def tune(arguments: list[str]) -> int:
         composer = Composer("tune", given)
         if answered(composer):
             return 0
-        if len(grid(composer.hydra.config_loader, composer.compose_sweep())) == 1:
+        config = composer.compose_sweep()
+        if len(grid(composer.hydra.config_loader, config)) == 1:
             composer = Composer("tune", [*given, DEFAULT])
+            config = composer.compose_sweep()
         from meshrunner.runner.sweep.hydra_launchers import run_sweep
-    return run_sweep(composer)
+    return run_sweep(composer, config)
