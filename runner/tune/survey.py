@@ -17,7 +17,7 @@ from meshrunner.runner.calibrate import SPEED_OF_CPU, constants_of, scaled
 from meshrunner.runner.config.compose import grid
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hardware import CPU, GPU, Calibrated, CPUSpeed
-from meshrunner.runner.console import counted, naming
+from meshrunner.runner.console import counted, naming, one_line
 from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, predict_all
 from meshrunner.runner.rundir import JsonFile, key_of, short_override
 from meshrunner.runner.rundir.files import TUNE, write_json
@@ -25,7 +25,7 @@ from meshrunner.runner.sweep.combinations import check_batch, varying
 from meshrunner.runner.tune.belief import Prior, Response
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from omegaconf import DictConfig
 
@@ -41,6 +41,8 @@ TFLOPS_OF_CPU = 0.05
 """Guessed matmul rate of one CPU thread, if no calibrated processor is given."""
 GUESS_ERROR_PCT = 300.0
 """Stated error of speeds predicted with guessed constants."""
+LISTED = 3
+"""Maximum number of reasons that are printed."""
 LARGEST_BATCH = 4
 """Maximum ratio of the common global batch to the largest one that a combination has by itself."""
 
@@ -52,8 +54,8 @@ class Survey(NamedTuple):
     names: list[str]
     """Short name of each combination, such as `fsdp2 full micro_batch=2`."""
     prior: Prior
-    sentence: str
-    """Numbers of combinations that are impossible, that do not fit and that are left, as a sentence."""
+    lines: list[str]
+    """Numbers of combinations that are impossible, that do not fit and that are left. The most frequent reasons follow."""
 
 
 def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
@@ -62,8 +64,7 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
     jobs = _with_same_batch(loader, config, target)
     possible = [job for job in jobs if not job.reason]
     if not possible:
-        reasons = Counter(job.reason for job in jobs).most_common(3)
-        raise ConfigError("tune: no combination can run:" + "".join(f"\n  {many} x {why}" for why, many in reasons))
+        raise ConfigError("\n".join(["tune: no combination can run:", *_frequent(job.reason for job in jobs)]))
     hardware, unknown = _hardware(possible[0])
     constants = constants_of(hardware)
     spread = unknown * np.array([each.unknown for each in constants])
@@ -77,9 +78,12 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
         if found["wps"]
     ]
     too_large = sum(found["plan"].get("verdict") == DOES_NOT_FIT for found in forecasts)
-    parts = f"{len(jobs) - len(possible):,} impossible, {too_large:,} do not fit"
-    if failed := len(possible) - len(fits) - too_large:
-        parts += f", {failed:,} cannot be predicted"
+    impossible = [job.reason for job in jobs if job.reason]
+    unpredicted = [
+        found["reason"] for found in forecasts if not found["wps"] and found["plan"].get("verdict") != DOES_NOT_FIT
+    ]
+    parts = f"{len(impossible):,} impossible, {too_large:,} do not fit"
+    parts += f", {len(unpredicted):,} cannot be predicted" * bool(unpredicted)
     if not fits:
         raise ConfigError(f"tune: no combination is left to run: {parts}. First: {forecasts[0]['reason']}")
     varied = varying([job.overrides for job in jobs])
@@ -87,9 +91,14 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
     names = [" ".join(map(short_override, each)) or "defaults" for each in own]
     speeds = np.array([speed for _, speed in fits])
     best = int(speeds.mean(axis=1).argmax())
-    sentence = f"{counted(len(jobs), 'combination')}: {parts}, {len(fits):,} left; predicted best: {names[best]}"
+    lines = [f"{counted(len(jobs), 'combination')}: {parts}, {len(fits):,} left; predicted best: {names[best]}"]
+    lines += _frequent(impossible + unpredicted)
     options = [{key_of(each): each.partition("=")[2] for each in overrides} for overrides in own]
-    return Survey([job for job, _ in fits], names, Prior(Response(points, speeds), spread, options), sentence)
+    return Survey([job for job, _ in fits], names, Prior(Response(points, speeds), spread, options), lines)
+
+
+def _frequent(reasons: Iterable[str]) -> list[str]:
+    return [f"  {many:,} x {one_line(why)}" for why, many in Counter(reasons).most_common(LISTED)]
 
 
 def _with_same_batch(loader: Any, config: DictConfig, target: Target) -> list[Combination]:

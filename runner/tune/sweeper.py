@@ -38,7 +38,8 @@ def tune(loader: Any, config: DictConfig, ended: Callable[[int], object]) -> Non
         raise ConfigError("hydra/launcher: tune executes runs on this machine; use hydra/launcher=local")
     search = Search(Path(config.hydra.sweep.dir).absolute(), survey(loader, config, Target(workers_here)))
     say(f"sweep directory: {shown(search.sweep_dir)}")
-    say(search.survey.sentence)
+    for line in search.survey.lines:
+        say(line)
     OmegaConf.save(config, search.sweep_dir / MULTIRUN)
     while batch := search.next_batch():
         status, stop = execute_all(batch.place(), batch.combinations[0].experiment)

@@ -81,14 +81,17 @@ def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]
     device_autocast = torch.autocast
     active: list[_Autocast] = []
 
-    def autocast(device: str, dtype: torch.dtype | None = None, *, enabled: bool = True, **kwargs: Any) -> Any:
+    # torch 2.11 passes all arguments by position when it compiles an autocast context.
+    def autocast(
+        device: str, dtype: torch.dtype | None = None, enabled: bool = True, *cache_enabled: bool | None, **kwargs: Any
+    ) -> Any:
         # Checkpointing stores the autocast arguments of the forward pass and passes them to the autocast of the recomputation.
         if forward_dtype := kwargs.pop("dtype_on_meta", None):
             return autocast("meta", forward_dtype)
         if device != "meta":
-            return device_autocast(device, dtype, enabled=enabled, **kwargs)
+            return device_autocast(device, dtype, enabled, *cache_enabled, **kwargs)
         if torch.compiler.is_compiling():  # the compiler traces code on the CPU
-            return device_autocast("cpu", dtype, enabled=enabled)
+            return device_autocast("cpu", dtype, enabled)
         return _Autocast((dtype or torch.bfloat16) if enabled else None, active, on_cuda=device_type == "cuda")
 
     def autocast_arguments(device_type: str = "cuda") -> tuple[dict[str, Any] | None, dict[str, Any]]:

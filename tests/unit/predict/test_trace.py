@@ -15,6 +15,7 @@ import torch
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.parallelism.base import Degrees
 from meshrunner.runner.predict.meta import kernels, stand_ins
+from meshrunner.runner.predict.meta.autocast import autocast_on_meta
 from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.record import recorder
 from meshrunner.runner.predict.record.trace_events import COMPUTE, Collective, Operator, UsedByStream
@@ -92,6 +93,18 @@ def test_no_kernel_can_be_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -
         device_kernels = kernels.device_kernels
         monkeypatch.setattr(kernels, "device_kernels", lambda device_type, **how: device_kernels("cpu", **how))
     assert found_or_error(*overrides) != complete
+
+
+@pytest.mark.parametrize("arguments", [(), (True,), (True, None)])  # compiled code of torch 2.11 passes all of them
+def test_autocast_takes_arguments_by_position(arguments: tuple[Any, ...]) -> None:
+    x = torch.ones(2, 2, device="meta")
+    with Replacements() as in_torch, autocast_on_meta(in_torch, "cuda"):
+        with torch.autocast("meta", torch.bfloat16, *arguments):
+            assert (x @ x).dtype == torch.bfloat16
+        with torch.autocast("meta", torch.bfloat16, False, *arguments[1:]):
+            assert (x @ x).dtype == torch.float32
+        with torch.autocast("cpu", torch.bfloat16, *arguments):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
 def test_torch_without_a_replaced_attribute_is_an_error_that_names_it() -> None:

@@ -74,6 +74,8 @@ class Machine:
         self.executed: list[str] = []
         self.predicted = 0
         self.outcome: Callable[[Work], str] = lambda work: "completed"
+        self.unpredicted: Callable[[Work], str] = lambda work: ""
+        """Returns why a combination cannot be predicted, or "" if it can."""
         self.stop_after: int | None = None
 
     def truth(self, work: Work) -> float:
@@ -84,12 +86,17 @@ class Machine:
         """Peak memory."""
         return 20.0 * work.batch * {"none": 1.0, "full": 0.4}[work.recompute]
 
-    def predict_all(self, configs: Sequence[dict[str, Any]], *, variants: Sequence[GPU], **_: Any) -> list[Forecast]:
+    def predict_all(
+        self, configs: Sequence[dict[str, Any]], *, variants: Sequence[GPU], **_: Any
+    ) -> list[Forecast | str]:
         points = np.log([[constant(gpu, each.key) / constant(H100, each.key) for each in OF_GPU] for gpu in variants])
         self.predicted += len(configs)
-        found = []
+        found: list[Forecast | str] = []
         for config in configs:
             work = Work.of(config)
+            if reason := self.unpredicted(work):
+                found.append(reason)
+                continue
             answer = FITS if self.gib(work) <= self.limit_gib else DOES_NOT_FIT
             speeds = tuple(np.exp(log_speed(work, points))) if answer == FITS else ()
             found.append(_forecast(answer, self.gib(work), speeds))

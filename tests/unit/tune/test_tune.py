@@ -151,6 +151,17 @@ def test_combinations_that_do_not_fit_never_run(
     assert behind(machine, best(folder)) <= 0.02
 
 
+def test_what_is_left_out_gets_its_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(8)
+    machine.unpredicted = lambda work: "no shape\nof a tensor" if work.layout == "ddp" else ""
+    tune(machine, monkeypatch, "sweep.exclude=[parallelism=fsdp1 micro_batch=2]", "tune.runs=2", "sweep.max_repeat=3")
+    said = capsys.readouterr().out
+    assert "24 combinations: 4 impossible, 0 do not fit, 8 cannot be predicted, 12 left; predicted best: " in said
+    assert "  8 x no shape of a tensor\n  4 x sweep.exclude" in said
+
+
 @pytest.mark.slow
 def test_a_budget_that_ends_early_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
