@@ -5,6 +5,9 @@ from meshrunner.runner.commands.declaration import Argument, Command, Flag
 DIRECTORY = Argument("directory", "DIR", "a run directory or a sweep directory")
 DIRECTORIES = Argument("directories", "DIR", "run directories and sweep directories", "several")
 WHERE = ("--where",)
+BEST_BY = Flag(
+    ("--best-by",), "show the best row for each combination of these keys; default: sweep.best_by", "KEY,..."
+)
 CONFIG_DIR = ("-cd", "--config-dir")
 CFG = ("job", "hydra", "all")
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -43,7 +46,7 @@ _COMMANDS = (
         "launching",
         "find the fastest configuration that fits: predict all, run a few",
         (),
-        HYDRA,
+        (BEST_BY, *HYDRA),
         description="Predict every combination of the given values, run the most promising ones in waves, and learn from each "
         "wave. If no values are given, space=layouts varies layout, recomputation, compilation and micro batch. "
         "`resume DIR` continues a search.",
@@ -107,17 +110,22 @@ _COMMANDS = (
         (
             Flag(("--json",), "print a JSON object, or with -m a list of objects"),
             Flag(("--active",), "predict reserved memory only if the memory of tensors does not decide (faster)"),
-            Flag(("--max",), "find the largest value of KEY that fits (single runs only)", "KEY"),
-            Flag(("--html",), "also write a page that shows memory over a step (single runs only)", "FILE", "file"),
+            Flag(("--max",), "find the largest value of KEY that fits", "KEY"),
+            Flag(("--html",), "also write a page: memory over a step, or with -m the table and charts", "FILE", "file"),
+            BEST_BY,
+            Flag(("--top",), "with -m: only the first N combinations", "N", "number"),
+            Flag(("--run",), "with -m: then run the combinations that fit", exclusive=True),
+            Flag(("--submit",), "with -m: then submit the combinations that fit to SLURM", exclusive=True),
             MULTIRUN,
             *HYDRA,
         ),
-        description="With -m, predict every combination and rank them. Nothing is started.",
+        description="With -m, predict every combination and rank them. Without --run and --submit, nothing is started.",
         fails_if="the run, or every combination, is predicted not to fit",
         examples=(
             "plan model=llama3_8b hardware=h100_80gb launch.workers=8",
             "plan model=llama3_8b hardware=h100_80gb launch.workers=8 --max micro_batch",
             "plan -m hardware=h100_80gb parallelism=fsdp1,fsdp2 micro_batch=1,2,4",
+            "plan -m parallelism=fsdp1,fsdp2 compile=eager,per_block --max micro_batch --top 3 --run",
         ),
     ),
     Command(
@@ -149,6 +157,7 @@ _COMMANDS = (
             Flag(
                 WHERE, "only rows that meet this condition (repeatable): state!=oom, 'wps>5000'", "EXPR", repeats=True
             ),
+            BEST_BY,
             Flag(("--sort",), "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
             Flag(("--top",), "only the first N rows by --sort, by default the fastest", "N", "number"),
             Flag(

@@ -58,7 +58,7 @@ def columns(comparison: Comparison) -> list[Column]:
 
 def row_label(comparison: Comparison, row: Row) -> str:
     """Return the name of a row, followed by its state unless it completed: `full fsdp2 (oom)`."""
-    return comparison.name(row) + (f" ({row.state})" if row.state != "completed" else "")
+    return comparison.name(row) + (f" ({row.state})" if row.needs_reason else "")
 
 
 def _parameters(rows: Sequence[Row]) -> list[str]:
@@ -156,7 +156,7 @@ def reasons(comparison: Comparison) -> list[str]:
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)
-        if row.state != "completed":
+        if row.needs_reason:
             alike.setdefault((row.state, row.reason), []).append(name or str(row.runs[0].path))
         for run in row.runs:
             for line in layout_remarks(run.summary):

@@ -86,6 +86,8 @@ class Comparison:
     """The rows before a selection."""
     selection: str = ""
     """Description of the selected rows, such as `12 of 60 rows (parallelism=fsdp2)`; empty if nothing was selected."""
+    best_by: list[str] = field(default_factory=list)
+    """Keys that divide the rows into cells, each with a best row (see `best.cells`). Empty: no table of best rows."""
 
     @property
     def runs(self) -> list[Run]:

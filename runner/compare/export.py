@@ -5,6 +5,7 @@ import io
 import json
 from typing import Any
 
+from meshrunner.runner.compare import best
 from meshrunner.runner.compare.comparison import NO_BASELINE, WPS, Against, Comparison, percent_more
 from meshrunner.runner.compare.keys import emulated, text
 from meshrunner.runner.compare.runs import Run
@@ -76,9 +77,10 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def as_json(comparison: Comparison) -> str:
-    """Return the rows as a JSON list."""
+    """Return the rows as a JSON list or, if the comparison has cells, the best row of each cell."""
+    found = best.records(comparison) if comparison.best_by else records(comparison)
     # JSON cannot represent a setting that is infinite or not a number. Such a setting becomes text.
-    finite = json.loads(json.dumps(records(comparison), default=str), parse_constant=str)
+    finite = json.loads(json.dumps(found, default=str), parse_constant=str)
     # DEL is the only control character that JSON does not escape.
     return json.dumps(finite, indent=2).replace("\x7f", "\\u007f")
 

@@ -151,9 +151,8 @@ def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
     """Keep the first `top` rows (by `sort`, or else by speed) that meet all conditions. Raise ConfigError if there is none."""
-    fields, rows = _fields(comparison), comparison.rows
-    if top is not None and top < 1:
-        raise ConfigError(f"--top: expected a number of at least 1, got {top}")
+    fields, rows = fields_of(comparison), comparison.rows
+    check_top(top)
     chosen = meeting(where, fields, len(rows))
     if not chosen:
         raise ConfigError(f"--where: none of the {len(rows)} rows meets {' and '.join(where)}")
@@ -169,7 +168,14 @@ def select(
     )
 
 
-def _fields(comparison: Comparison) -> dict[str, Field]:
+def check_top(top: int | None) -> None:
+    """Raise ConfigError unless a value of --top is None or positive."""
+    if top is not None and top < 1:
+        raise ConfigError(f"--top: expected a number of at least 1, got {top}")
+
+
+def fields_of(comparison: Comparison) -> dict[str, Field]:
+    """Return the properties of the rows of a comparison, keyed by full name."""
     rows = comparison.rows
     found = {key: Field([[row.values.get(key)] for row in rows]) for key in comparison.keys}
     found["state"] = Field([[run.state for run in row.runs] for row in rows], open=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from meshrunner.runner.compare import best
 from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons, row_label
 from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.findings import findings
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 def markdown(comparison: Comparison) -> str:
     """Return a comparison as Markdown: sentences that summarise it, the aligned table, and explanations."""
     blocks = [
+        lines_of(best.columns(comparison)) if comparison.best_by else [],
         [*map(one_line, findings(comparison))],
         lines_of(columns(comparison)),
         [f"- {line}" for line in _below(comparison)],  # without bullets, Markdown joins the lines into one paragraph
@@ -55,6 +57,8 @@ def print_table(comparison: Comparison) -> None:
         for line in lines:
             screen.print(one_line(line), soft_wrap=False)  # folded between words
 
+    if comparison.best_by:
+        print_best(comparison)
     sentences(found := findings(comparison))
     names = [row_label(comparison, row) for row in comparison.rows]
     tables = parts(columns(comparison), screen.width, names, max(len(comparison.keys), 1))
@@ -70,6 +74,19 @@ def print_table(comparison: Comparison) -> None:
             "`meshrunner compare DIR --top N` shows the fastest, --where KEY=VALUE chooses some, --sort KEY sorts them"
         )
         sentences(["", *found, f"{len(comparison.rows)} rows: {hint}"])  # the first lines have scrolled off the screen
+
+
+def print_best(comparison: Comparison) -> None:
+    """Print the best row of each cell: as Markdown if the output is piped, else as tables that fit the terminal's width."""
+    table, screen = best.columns(comparison), console()
+    if not on_terminal():
+        print("\n".join(lines_of(table)))
+        return
+    names = [
+        " ".join(cells) for cells in zip(*(column.cells for column in table[: len(comparison.best_by)]), strict=True)
+    ]
+    for part in parts(table, screen.width, names, len(comparison.best_by)):
+        screen.print(_drawn(part, screen.width))
 
 
 def _drawn(columns: Sequence[Column], width: int) -> Table:

@@ -155,6 +155,12 @@ class Composer:
         sweeper.sweep(arguments=typed(config.hydra.overrides.task))
         callbacks.on_multirun_end(config=config, config_name=self.given["config_name"])
 
+    def launch(self, config: DictConfig, jobs: list[list[str]], ended: Callable[[Any], object]) -> None:
+        """Pass jobs to the launcher as a sweeper does. A job is the list of its overrides."""
+        context = HydraContext(config_loader=self.hydra.config_loader, callbacks=Callbacks(config))
+        launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=ended, config=config)
+        launcher.launch(jobs, initial_job_idx=0)
+
     def _compose(self, mode: RunMode) -> DictConfig:
         """Compose the configuration, including its section `hydra`. Raise ConfigError if a setting of Hydra is not supported."""
         with faults_of_hydra():

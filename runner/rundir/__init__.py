@@ -28,7 +28,7 @@ PUBLIC = {
     "run": "key_of load_config load_overrides options_in_force place_again place_run read_config read_overrides",
     "states": "CRASHED FINAL RESULTS Status claim condition heartbeat is_count owner_is_alive read_state read_status "
     "started_at update_status",
-    "summary": "VERDICT Layouts Summary add_layout measured_rows only_of_completed predicted summarise write_summary",
+    "summary": "FITTING VERDICT Layouts Summary add_layout measured_rows only_of_completed predicted summarise write_summary",
     "sweep": "PlacedSweep add_runs in_round repeat_ending repeat_number repeat_of run_labels run_names short_override "
     "sweep_damage sweep_title varying_overrides write_run_list",
 }

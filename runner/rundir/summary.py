@@ -27,6 +27,8 @@ UPPER_QUARTILE = 0.6745
 """Upper quartile of the standard normal distribution: the median absolute value of its samples."""
 VERDICT = "plan/verdict"
 """Key in summary.json for the predicted verdict: whether the run fits in memory."""
+FITTING = ("fits", "borderline")
+"""Verdicts of predictions with which a run may be executed, the better one first. They are also the states of planned runs."""
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "median": median,
     "p10": lambda values: _deciles(values)[0],

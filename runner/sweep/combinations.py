@@ -19,7 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from meshrunner.recipes.config_keys import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
-from meshrunner.runner.compare.comparison import check_baseline
+from meshrunner.runner.compare.best import by
+from meshrunner.runner.compare.comparison import check_baseline, compare_runs
 from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Run
@@ -148,6 +149,8 @@ def check_batch(
         check_rules(rules, [job.runs[0] for job in jobs], options)
         if (baseline := jobs[0].experiment.sweep.baseline) is not None:
             check_baseline(baseline, [pending(job.runs[0]) for job in jobs])
+        if jobs[0].experiment.sweep.best_by:
+            by(compare_runs([pending(job.runs[0]) for job in jobs]))  # raises ConfigError if a key is unknown
     return SweepBatch(sweep_dir, jobs)
 
 

@@ -3,20 +3,34 @@
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from omegaconf import DictConfig
+
 from meshrunner.recipes.config_keys import flatten
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.cells import OTHER, other_workloads
 from meshrunner.runner.compare.comparison import other_workload
 from meshrunner.runner.compare.keys import first_of, text
 from meshrunner.runner.compare.runs import Run
-from meshrunner.runner.config.compose import Composer, grid, warn_of_short_sequences
+from meshrunner.runner.config.compose import Composer, grid, resolve_config, warn_of_short_sequences
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hydra.overrides import as_typed
-from meshrunner.runner.console import naming, one_line, paragraph
-from meshrunner.runner.predict import BORDERLINE, DOES_NOT_FIT, FITS, NOT_PLANNED, Forecast, Verdict, predict_all
-from meshrunner.runner.rundir import Environment, key_of, short_override
+from meshrunner.runner.console import counted, naming, one_line, paragraph
+from meshrunner.runner.predict import (
+    BORDERLINE,
+    DOES_NOT_FIT,
+    FITS,
+    NOT_PLANNED,
+    Forecast,
+    Verdict,
+    check_whole,
+    largest_of_each,
+    predict_all,
+)
+from meshrunner.runner.rundir import Environment, PlanRecord, key_of, short_override
 from meshrunner.runner.sweep.combinations import Combination, Target, check_batch, pending, varying
 
 SKIPPED = "skipped"
@@ -46,6 +60,8 @@ LISTED = 3
 class Ranked(NamedTuple):
     """A combination of a grid and its forecast."""
 
+    job: list[str]
+    """The overrides as Hydra passes them to a launcher."""
     overrides: list[str]
     varying: list[str]
     """Overrides of this combination that not all combinations of the grid have."""
@@ -64,11 +80,15 @@ class Ranked(NamedTuple):
         return {"overrides": self.overrides, **self.forecast.as_json(), **batch, **against}
 
 
-def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
-    """Predict all combinations of a grid, and sort them. Raise ConfigError if `run -m` would reject the command line."""
+def rank(composer: Composer, *, active_only: bool, key: str | None = None) -> list[Ranked]:
+    """Predict all combinations of a grid, and sort them. If `key` is given, each combination gets its largest value that fits.
+    Raise ConfigError if `run -m` would reject the command line."""
     config, loader = composer.compose_sweep(), composer.hydra.config_loader
     target = Target(lambda experiment: expected_devices(experiment).workers)
     jobs = check_batch(loader, config, grid(loader, config), 0, target).combinations
+    if key is not None:
+        given = _with_largest(loader, config, jobs, key, active_only=active_only)
+        jobs = check_batch(loader, config, given, 0, target).combinations
     warn_of_short_sequences(job.runs[0] for job in jobs)
     possible = [job.runs[0].config for job in jobs if not job.reason]
     with naming(f"predicting {len(possible):,} combinations") as progress:
@@ -80,19 +100,38 @@ def rank(composer: Composer, *, active_only: bool) -> list[Ranked]:
         forecast = found if isinstance(found, Forecast) else Forecast(Verdict(NOT_PLANNED, found))
         overrides = as_typed(job.overrides)
         own = [each for each, raw in zip(overrides, job.overrides, strict=True) if raw in varied]
-        ranked.append(Ranked(overrides, own, forecast, _run(job)))
+        ranked.append(Ranked(job.overrides, overrides, own, forecast, _run(job, forecast)))
     ranked.sort(key=_sort_key)
     return [_against(each, ranked[0]) for each in ranked]
 
 
-def _run(job: Combination) -> Run:
+def _with_largest(
+    loader: Any, config: DictConfig, jobs: Sequence[Combination], key: str, *, active_only: bool
+) -> list[list[str]]:
+    """Return the overrides of each job with the largest value of `key` that fits, or with 1 if none does."""
+    if any(key_of(each) == key for job in jobs for each in job.overrides):
+        raise ConfigError(f"plan: --max finds the value of {key}: leave it out of the command line")
+
+    def composed(job: Combination, value: int) -> dict[str, Any]:
+        return resolve_config(loader.load_sweep_config(config, [*job.overrides, f"{key}={value}"]), None).config
+
+    check_whole(jobs[0].runs[0].config, key)
+    possible = [job for job in jobs if not job.reason]
+    with naming(f"finding the largest {key} of {counted(len(possible), 'combination')}"):
+        values = iter(largest_of_each([partial(composed, job) for job in possible], key, active_only=active_only))
+    return [job.overrides if job.reason else [*job.overrides, f"{key}={next(values) or 1}"] for job in jobs]
+
+
+def _run(job: Combination, forecast: Forecast) -> Run:
     run, experiment = pending(job.runs[0]), job.experiment
     if job.reason:  # its degrees may be impossible
-        return run
+        return replace(run, state=SKIPPED, reason=job.reason)
     workers = expected_devices(experiment).workers
     batch = experiment.sequences_per_step(workers)
     resolved = Environment(resolved={"launch.workers": workers, "global_batch": batch})
-    return replace(run, records={Environment: resolved})
+    answer, reason = forecast.verdict
+    run = replace(run, state=answer, reason=reason if answer == NOT_PLANNED else "")
+    return replace(run, records={Environment: resolved, PlanRecord: PlanRecord.model_validate(forecast.as_json())})
 
 
 def _against(each: Ranked, first: Ranked) -> Ranked:

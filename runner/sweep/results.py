@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.best import by
 from meshrunner.runner.compare.comparison import compare_sweep
 from meshrunner.runner.compare.page.write import write_page
 from meshrunner.runner.compare.table import print_table
@@ -41,6 +42,7 @@ def _compare(sweep_dir: Path) -> None:
     comparison, problem = compare_sweep(sweep_dir)
     if problem is not None:
         warn(problem)
+    comparison = by(comparison)
     print()
     print_table(comparison)
     runs = [run for row in comparison.rows for run in row.runs]
@@ -74,6 +76,6 @@ class LivePage:
         began = time.monotonic()
         # A failure here must not end the sweep. `finish_sweep` warns if the final page fails, too.
         with suppress(Exception):
-            write_page(compare_sweep(self.sweep_dir)[0], self.page)
+            write_page(by(compare_sweep(self.sweep_dir)[0]), self.page)
         self.cost = time.monotonic() - began
         self.written = time.time()

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
+    from meshrunner.runner.compare.comparison import Comparison
+
 MFU = figure_of("perf/mfu")
-BEST, TUNED = "experiment/best.yaml", "hardware/tuned.yaml"
-"""Files in the sweep directory."""
+TUNED = "hardware/tuned.yaml"
+"""File in the sweep directory."""
 
 
 def report(loader: Any, config: DictConfig, search: Search) -> None:
@@ -36,10 +38,21 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
     runs = search.runs()
     for number, run in search.failed(runs).items():
         say(one_line(f"no speed: {search.names[number]}: {run.state} {run.reason}"))
-    if (found := search.found(runs)) is None:
+    cells = [found for cell in search.survey.cells if (found := search.found(runs, cell)) is not None]
+    if not cells:
         raise ConfigError("tune: no run has completed")
-    best, chance, bound = found.outlook
     comparison, _ = compare_sweep(search.sweep_dir)
+    for found in cells:
+        _answer(config, search, comparison, found)
+        _table(search, found)
+    _write_hardware(search.sweep_dir)
+    for number, found in enumerate(cells, 1):
+        _write_best(loader, config, search, found.outlook.best, f"best_{number}" if len(cells) > 1 else "best")
+
+
+def _answer(config: DictConfig, search: Search, comparison: Comparison, found: Found) -> None:
+    """Print the best combination of a cell, and how far from the fastest it may be."""
+    best, chance, bound = found.outlook
     rows = {search.number_of(row): row for row in comparison.rows}
     summaries = rows[best].summaries
     figures = [
@@ -52,18 +65,17 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
         search.names[number] for row in search.equal(found, comparison) if (number := search.number_of(row)) != best
     ]:
         say(f"Within noise of it: {', '.join(equal)}.")
-    many = f"{len(found.tried)} of {len(search.jobs):,} were run"
+    cell = next(cell for cell in search.survey.cells if best in cell)
+    many = f"{len(found.tried)} of {len(cell):,} were run"
     faster = f"more than {100 * bound:.1f}% faster" if bound >= 0.0005 else "faster"
-    say(f"No combination of this space is {faster} (95%); {many}.")
+    space = "this space" if len(search.survey.cells) == 1 else "this cell"
+    say(f"No combination of {space} is {faster} (95%); {many}.")
     if chance >= UNLIKELY:
         command = ["meshrunner", "tune", *typed(config.hydra.overrides.task), f"hydra.sweep.dir={search.sweep_dir}"]
         say(
             f"The budget ended the search. With a probability of {100 * chance:.0f}%, another combination is more than "
             f"{100 * search.settings.tolerance:g}% faster. To continue, raise tune.runs or tune.minutes: {shlex.join(command)}"
         )
-    _table(search, found)
-    _write_hardware(search.sweep_dir)
-    _write_best(loader, config, search, best)
 
 
 def _table(search: Search, found: Found) -> None:
@@ -93,8 +105,8 @@ def _write_hardware(sweep_dir: Path) -> None:
     say(f"for the next tune: --config-dir {shlex.quote(str(shown(sweep_dir)))} hardware=tuned")
 
 
-def _write_best(loader: Any, config: DictConfig, search: Search, best: int) -> None:
-    """Write the best combination as an experiment: the chosen options, and all values that differ from them."""
+def _write_best(loader: Any, config: DictConfig, search: Search, best: int, name: str) -> None:
+    """Write a best combination as the experiment `name`: the chosen options, and all values that differ from them."""
     job = search.jobs[best]
     given = [each for each in typed(config.hydra.overrides.task) if key_of(each) in SET_BY_TUNE]
     overrides = [*(each for each in job.overrides if key_of(each) not in SET_BY_TUNE), *given]
@@ -117,8 +129,9 @@ def _write_best(loader: Any, config: DictConfig, search: Search, best: int) -> N
             place = place.setdefault(section, {})
         place[last] = value
     title = f"# @package _global_\n# The fastest combination of {search.sweep_dir.name}: {search.names[best]}\n"
-    _write(search.sweep_dir / BEST, title + yaml.safe_dump(content, sort_keys=False, width=120))
-    say(f"to train with it: meshrunner run --config-dir {shlex.quote(str(shown(search.sweep_dir)))} experiment=best")
+    _write(search.sweep_dir / f"experiment/{name}.yaml", title + yaml.safe_dump(content, sort_keys=False, width=120))
+    folder = shlex.quote(str(shown(search.sweep_dir)))
+    say(f"to train with {search.names[best]}: meshrunner run --config-dir {folder} experiment={name}")
 
 
 def _write(file: Path, content: str) -> None:

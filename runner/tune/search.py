@@ -78,16 +78,12 @@ class Search:
         completed = {number for number, _, run in runs if speed_of(run)}
         return {number: run for number, _, run in runs if number not in completed}
 
-    def found(self, runs: list[tuple[int, int, Run]]) -> Found | None:
-        """Return the belief after the runs on disk; None if none has completed. runs: the result of `runs`."""
-        measured = [
-            Measured(number, float(np.log(speed)), wave) for number, wave, run in runs if (speed := speed_of(run))
-        ]
-        if not measured:
-            return None
-        belief = self._possible(self.survey.prior.after(measured, NOISE), runs)
-        tried = {run.combination for run in measured}
-        return Found(belief, outlook(belief, tried, self.settings.tolerance, self.seed), measured)
+    def found(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Found | None:
+        """Return what the runs on disk say about a cell; None if none of its runs has completed. runs: the result of `runs`."""
+        belief = self._belief(runs, cell)
+        own = [run for run in _measured(runs) if run.combination in cell]
+        tried = {run.combination for run in own}
+        return Found(belief, outlook(belief, tried, self.settings.tolerance, self.seed), own) if own else None
 
     def next_batch(self) -> SweepBatch | None:
         """Return the runs of the next wave, or the unfinished ones of the last wave. Return None if the search has ended."""
@@ -95,25 +91,30 @@ class Search:
         last = max((wave for _, wave, _ in runs), default=0)
         if left := [number for number, wave, run in runs if wave == last and run.state not in RESULTS | CRASHED]:
             return self._batch(left, last)
-        found = self.found(runs)
-        chosen = self._chosen(found, runs)
-        if found is not None:
-            best, chance, _ = found.outlook
-            more = f"over {100 * self.settings.tolerance:g}% faster"
-            say(f"best so far: {self.names[best]}; chance that another combination is {more}: {100 * chance:.0f}%")
-        if not chosen:
+        chosen: list[int] = []
+        for cell in self.survey.cells:
+            found = self.found(runs, cell)
+            chosen = self._chosen(found, runs, cell)
+            if found is not None and any(wave == last and number in cell for number, wave, _ in runs):
+                best, chance, _ = found.outlook
+                more = f"over {100 * self.settings.tolerance:g}% faster"
+                say(f"best so far: {self.names[best]}; chance that another combination is {more}: {100 * chance:.0f}%")
+            if chosen:
+                break
+        else:
             return None
         say(f"wave {last + 1}: {'; '.join(self.names[number] for number in chosen)}")
         random.Random(self.seed + last).shuffle(chosen)
         return self._batch(chosen, last + 1)
 
-    def _chosen(self, found: Found | None, runs: list[tuple[int, int, Run]]) -> list[int]:
-        """Return the combinations to run next. They begin with the best so far, if there is one."""
-        room = min(WAVE, self.settings.runs - len(runs))
-        spent = sum((s.ended or 0) - (s.started or 0) for _, _, run in runs if (s := run.record(Status)).ended) / 60
+    def _chosen(self, found: Found | None, runs: list[tuple[int, int, Run]], cell: list[int]) -> list[int]:
+        """Return the combinations of a cell to run next. They begin with the best so far, if there is one."""
+        own = [run for number, _, run in runs if number in cell]
+        room = min(WAVE, self.settings.runs - len(own))
+        spent = sum((s.ended or 0) - (s.started or 0) for run in own if (s := run.record(Status)).ended) / 60
         may_search = room > 0 and (self.settings.minutes is None or spent < self.settings.minutes)
         if found is None:
-            belief, tried, chosen = self._possible(self.survey.prior.after([], NOISE), runs), set[int](), list[int]()
+            belief, tried, chosen = self._belief(runs, cell), set[int](), list[int]()
         else:
             belief, tried, chosen = found.belief, found.tried, [found.outlook.best]
             if found.outlook.chance < UNLIKELY or room < 2 or not may_search:
@@ -135,12 +136,15 @@ class Search:
     def number_of(self, row: Row) -> int:
         return self.numbers[in_round(row.runs[0].path.name, 1)]
 
-    def _possible(self, belief: Belief, runs: list[tuple[int, int, Run]]) -> Belief:
-        """Rule out combinations that failed, and those that are predicted to need more memory than one that ran out of it."""
+    def _belief(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Belief:
+        """Return the belief after all runs. It rules out combinations outside the cell, those that failed, and those that are
+        predicted to need more memory than one that ran out of it."""
+        belief = self.survey.prior.after(_measured(runs), NOISE)
         failed = self.failed(runs)
         peaks = np.array([job.plan.get("memory/peak_active_gib") or 0.0 for job in self.jobs])
         least = min((peaks[number] for number, run in failed.items() if run.state == "oom"), default=np.inf)
-        ruled_out = (peaks >= least) | np.isin(np.arange(len(peaks)), [*failed])
+        numbers = np.arange(len(peaks))
+        ruled_out = (peaks >= least) | np.isin(numbers, [*failed]) | ~np.isin(numbers, cell)
         return belief._replace(mean=np.where(ruled_out, -np.inf, belief.mean))
 
     def _batch(self, numbers: list[int], wave: int) -> SweepBatch:
@@ -148,6 +152,10 @@ class Search:
         for _, run in batch.ordered:
             check_existing(run)
         return batch
+
+
+def _measured(runs: list[tuple[int, int, Run]]) -> list[Measured]:
+    return [Measured(number, float(np.log(speed)), wave) for number, wave, run in runs if (speed := speed_of(run))]
 
 
 def _in_wave(job: Combination, wave: int) -> Combination:

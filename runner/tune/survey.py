@@ -14,6 +14,8 @@ import numpy as np
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.calibrate import SPEED_OF_CPU, constants_of, scaled
+from meshrunner.runner.compare.best import by, cells
+from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.config.compose import grid
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hardware import CPU, GPU, Calibrated, CPUSpeed
@@ -21,7 +23,7 @@ from meshrunner.runner.console import counted, naming, one_line
 from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, predict_all
 from meshrunner.runner.rundir import JsonFile, key_of, short_override
 from meshrunner.runner.rundir.files import TUNE, write_json
-from meshrunner.runner.sweep.combinations import check_batch, varying
+from meshrunner.runner.sweep.combinations import check_batch, pending, varying
 from meshrunner.runner.tune.belief import Prior, Response
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Survey(NamedTuple):
     names: list[str]
     """Short name of each combination, such as `fsdp2 full micro_batch=2`."""
     prior: Prior
+    cells: list[list[int]]
+    """Numbers of the combinations in each cell (see `sweep.best_by`). A search for the fastest is made in each."""
     lines: list[str]
     """Numbers of combinations that are impossible, that do not fit and that are left. The most frequent reasons follow."""
 
@@ -93,8 +97,12 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
     best = int(speeds.mean(axis=1).argmax())
     lines = [f"{counted(len(jobs), 'combination')}: {parts}, {len(fits):,} left; predicted best: {names[best]}"]
     lines += _frequent(impossible + unpredicted)
+    numbers = {job.runs[0].run_dir: number for number, (job, _) in enumerate(fits)}
+    in_cells = [
+        [numbers[jobs[i].runs[0].run_dir] for i in cell if jobs[i].runs[0].run_dir in numbers] for cell in _cells(jobs)
+    ]
     options = [{key_of(each): each.partition("=")[2] for each in overrides} for overrides in own]
-    return Survey([job for job, _ in fits], names, Prior(Response(points, speeds), spread, options), lines)
+    return Survey([job for job, _ in fits], names, Prior(Response(points, speeds), spread, options), in_cells, lines)
 
 
 def _frequent(reasons: Iterable[str]) -> list[str]:
@@ -102,27 +110,37 @@ def _frequent(reasons: Iterable[str]) -> list[str]:
 
 
 def _with_same_batch(loader: Any, config: DictConfig, target: Target) -> list[Combination]:
-    """Check all combinations, with the same global batch and with the steps and repeats of a tune."""
-    given = grid(loader, config)
-
-    def checked(**more: int) -> list[Combination]:
-        own = dict(zip(SET_BY_TUNE, (config.tune.steps, "auto"), strict=True)) | more
-        fixed = [f"{key}={value}" for key, value in own.items()]
-        overrides = [[*(each for each in job if key_of(each) not in own), *fixed] for job in given]
-        return check_batch(loader, config, overrides, 0, target).combinations
-
-    jobs = checked()
-    batches = {job.experiment.sequences_per_step(target.workers(job.experiment)) for job in jobs if not job.reason}
-    if len(batches) < 2 or any(job.experiment.global_batch is not None for job in jobs):  # the user may vary it
+    """Check all combinations, with the same global batch in a cell and with the steps and repeats of a tune."""
+    own = dict(zip(SET_BY_TUNE, (config.tune.steps, "auto"), strict=True))
+    fixed = [f"{key}={value}" for key, value in own.items()]
+    given = [[*(each for each in job if key_of(each) not in own), *fixed] for job in grid(loader, config)]
+    jobs = check_batch(loader, config, given, 0, target).combinations
+    if any(job.experiment.global_batch is not None for job in jobs):  # the user may vary it
         return jobs
-    common, largest = math.lcm(*batches), max(batches)
-    if common > LARGEST_BATCH * largest:
-        listed = ", ".join(map(str, sorted(batches)))
-        raise ConfigError(
-            f"global_batch: a comparison needs one global batch. The combinations have {listed} sequences per step, and the "
-            f"smallest common multiple is {common}. Set global_batch, or vary fewer values"
-        )
-    return checked(global_batch=common)
+    for cell in _cells(jobs):
+        experiments = [jobs[i].experiment for i in cell if not jobs[i].reason]
+        batches = {each.sequences_per_step(target.workers(each)) for each in experiments}
+        common, largest = math.lcm(*batches), max(batches, default=1)
+        if common > LARGEST_BATCH * largest:
+            listed = ", ".join(map(str, sorted(batches)))
+            raise ConfigError(
+                f"global_batch: a comparison needs one global batch. The combinations have {listed} sequences per step, and "
+                f"the smallest common multiple is {common}. Set global_batch, or vary fewer values"
+            )
+        for i in cell if len(batches) > 1 else ():
+            given[i] = [*given[i], f"global_batch={common}"]
+    if all(job.overrides == overrides for job, overrides in zip(jobs, given, strict=True)):
+        return jobs
+    return check_batch(loader, config, given, 0, target).combinations
+
+
+def _cells(jobs: Sequence[Combination]) -> list[list[int]]:
+    """Return the numbers of the jobs in each cell of `sweep.best_by`, or of all jobs without it."""
+    if not jobs[0].experiment.sweep.best_by:
+        return [[*range(len(jobs))]]
+    numbers = {job.runs[0].run_dir: number for number, job in enumerate(jobs)}
+    found = cells(by(compare_runs([pending(job.runs[0]) for job in jobs])))
+    return [[numbers[run.path] for row in cell.rows for run in row.runs] for cell in found]
 
 
 def _hardware(job: Combination) -> tuple[GPU | CPU, float]:

@@ -10,13 +10,13 @@ from typing import Any
 from meshrunner.recipes.config_keys import flatten
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.runner.compare.cells import LONGEST_VALUE, facts, legend, reasons
-from meshrunner.runner.compare.comparison import MEMORY, SCALES, Comparison
+from meshrunner.runner.compare.comparison import MEMORY, SCALES, WPS, Comparison
 from meshrunner.runner.compare.findings import WORKLOAD, findings
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Row, Run
-from meshrunner.runner.figures import FIGURES, Figure, higher_is_better, number, table_figures
-from meshrunner.runner.rundir import StepRow
+from meshrunner.runner.figures import FIGURES, PREDICTION, Figure, higher_is_better, number, table_figures
+from meshrunner.runner.rundir import FITTING, StepRow
 
 POINTS = 600
 """Maximum number of points in a curve. A run with 1200 steps is drawn at every second step."""
@@ -51,8 +51,9 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
         "baseline": "=".join(comparison.baseline) if comparison.baseline else None,
         "workload": [key for key in comparison.keys if key.partition(".")[0] in WORKLOAD],
         "scales": SCALES,
-        "speed": comparison.speed.key,
+        "speed": comparison.speed.key if any(row.completed for row in rows) else PREDICTION + WPS.key,
         "memory": memory,
+        "best_by": comparison.best_by,
         "figures": [_figure(figure) for figure in figures],
         "by_rank": [_figure(each) for each in FIGURES if each.by_rank and any(_ranks(row, each) for row in rows)],
         "rows": [
@@ -98,8 +99,10 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 
 def _known(row: Row, figure: Figure) -> bool:
-    """Return whether charts show a figure of a row. Rows without a completed run are hidden: crashed runs are not comparable."""
-    return bool(row.completed) and figure.values(row.summaries)[0] is not None
+    """Return whether charts show a figure of a row. Figures of crashed runs, and predictions that do not fit, are hidden, because
+    they are not comparable."""
+    shown = row.completed or (figure.key.startswith(PREDICTION) and row.counted[0].summary.verdict in FITTING)
+    return bool(shown) and figure.values(row.summaries)[0] is not None
 
 
 def _with_range(row: Row, figure: Figure) -> list[float | None]:

@@ -2,36 +2,65 @@
 
 const varying = keys.filter((key) => new Set(rows.map((row) => row.values[key])).size > 1);
 const MOST = 40;  // maximum values of a setting in a heat map
+const NAMED = 110;  // minimum width of a heat map's cells that name their best rows, in px
+
+/** Return the cells of a heat map of a figure: the best row of each cell, measured or else predicted, and the colours. */
+function heatCells(name, down, across) {
+  const members = measured(down, measured(across)), figures = [name, `plan/${name}`];
+  const [ys, xs] = [down, across].map((key) => distinct(members.map((i) => valueOf(i, key))));
+  const cells = ys.flatMap((a) => xs.map((b) => {
+    const here = members.filter((i) => valueOf(i, down) === a && valueOf(i, across) === b);
+    const figure = figures.find((each) => figureOf(each) && measured(each, here).length);
+    const found = figure ? ranked(figure, measured(figure, here))[0] : here[0];
+    // Values are not comparable between models, so each model has its own scale of colours.
+    const scale = DATA.workload.includes(down) ? a : DATA.workload.includes(across) ? b : "";
+    return { a, b, here, figure, found, scale, value: figure ? valueOf(found, figure) : null };
+  })).filter(({ found }) => found !== undefined);
+  for (const cell of cells) {
+    const alike = cells.filter(({ scale, value }) => scale === cell.scale && value !== null).map(({ value }) => value);
+    const low = Math.min(...alike), high = Math.max(...alike);
+    cell.colour = ramp(high > low ? (cell.value - low) / (high - low) : 1);
+    cell.ends = [low, high];
+  }
+  return { cells, xs, ys };
+}
 
 function drawHeat() {
   const known = varying.filter((key) => new Set(rows.map((row) => row.values[key])).size <= MOST);
   if (!caption("heat", "", known.length >= 2 && figures.length)) return;
   const options = known.map((key) => [key, key]), name = choice("heat", "Best", FIGURES, DATA.speed);
-  const down = choice("heat", "by", options, known[0]), across = choice("heat", "and", options, known[1]);
-  const members = measured(down, measured(across)), shown = measured(name, members), tall = 30;
-  if (!caption("heat", "", members.length && down !== across)) return;
-  const [ys, xs] = [down, across].map((key) => distinct(members.map((i) => valueOf(i, key))));
+  const first = [...new Set([...DATA.best_by.filter((key) => known.includes(key)), ...known])];
+  const down = choice("heat", "by", options, first[0]), across = choice("heat", "and", options, first[1]);
+  const { cells, xs, ys } = heatCells(name, down, across), isGuess = ({ figure }) => figure?.startsWith("plan/");
+  if (!caption("heat", cells.some(isGuess) ? "hatched: predicted" : "", cells.length && down !== across)) return;
   const left = Math.min(140, 14 + LETTER * Math.max(3, ...ys.map((value) => `${value}`.length)));
-  const { box, svg, width } = canvas("heat", 60 + tall * ys.length), colours = coloursBy(name, shown);
+  const wide = (byId("heat").clientWidth - left) / xs.length > NAMED, tall = wide ? 44 : 30;
+  const { box, svg, width } = canvas("heat", 60 + tall * ys.length);
   const area = { left, right: width - 4, top: 22, bottom: 22 + tall * ys.length };
   const x = ordinal(xs, area.left, area.right), y = ordinal(ys, area.top, area.bottom);
+  const hatch = add(svg, "pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
+  add(hatch, "path", { d: "M0 0V6" });
   axes(svg, area, x, y, across, down);
-  for (const [a, b] of ys.flatMap((a) => xs.map((b) => [a, b]))) {
-    const here = members.filter((i) => valueOf(i, down) === a && valueOf(i, across) === b);
-    const found = ranked(name, measured(name, here))[0] ?? here[0], some = shown.includes(found);
-    if (found === undefined) continue;
-    const text = some ? written(found, name) : rows[found].state, colour = colours.of(found);
+  for (const cell of cells) {
+    const { a, b, here, found, figure, colour } = cell, text = figure ? written(found, figure) : rows[found].state;
     const emphasis = here.some((i) => selection.picked.has(i)) ? " picked" : "";
-    const cell = add(svg, "g", { class: `cell mark${emphasis}` }), many = here.length > 1 ? `, the best of ${here.length}` : "";
-    add(cell, "title", {}, `${down}=${a} ${across}=${b}: ${text}${many}\n${rows[found].name}`);
+    const group = add(svg, "g", { class: `cell mark${emphasis}` }), many = here.length > 1 ? `, the best of ${here.length}` : "";
+    add(group, "title", {}, `${down}=${a} ${across}=${b}: ${text}${many}\n${rows[found].name}`);
     const corner = { x: x.at(b) - x.step / 2 + 1, y: y.at(a) - tall / 2 + 1 };
     const size = { width: Math.max(x.step - 2, 1), height: tall - 2 };
-    add(cell, "rect", { ...corner, ...size, ...(some ? { fill: colour } : { class: "none" }) });
-    const style = some ? `fill: ${onTop(colour)}` : "";
-    if (x.step > 34) write(cell, x.at(b), y.at(a) + 4, cut(text, x.step - 4), { "text-anchor": "middle", style });
-    cell.addEventListener("click", () => narrow([down, "=", `${a}`], [across, "=", `${b}`]));
+    add(group, "rect", { ...corner, ...size, ...(figure ? { fill: colour } : { class: "none" }) });
+    if (isGuess(cell)) add(group, "rect", { ...corner, ...size, fill: "url(#hatch)" });
+    const style = figure ? `fill: ${onTop(colour)}; stroke: ${colour}` : "";
+    const lines = [text, ...(wide && here.length > 1 ? [nameOfRow(found, [down, across])] : [])];
+    lines.forEach((line, n) => {
+      const attributes = { "text-anchor": "middle", class: "over", style };
+      if (x.step > 34) write(group, x.at(b), y.at(a) + 4 + 16 * (n - (lines.length - 1) / 2), cut(line, x.step - 4), attributes);
+    });
+    group.addEventListener("click", () => narrow([down, "=", `${a}`], [across, "=", `${b}`]));
   }
-  legend(box, colours.legend);
+  const [low, high] = cells[0].ends, one = new Set(cells.map(({ scale }) => scale)).size < 2;
+  const ends = one ? [low, (low + high) / 2, high].map(brief) : ["lowest of each model or length", "", "highest"];
+  legend(box, ends.map((text, n) => [text, ramp(n / 2), 0]).filter(([text]) => text));
 }
 
 /** Draw an axis for each setting and figure, one below the other, and each row as a line through all axes. */
@@ -63,9 +92,9 @@ function drawParallel() {
   legend(box, colours.legend);
 }
 
-/** Return the name of a row without the keys that decide the number of devices. */
-function layoutOf(i) {
-  const given = keys.filter((key) => Object.hasOwn(rows[i].values, key) && !DATA.scales.includes(key));
+/** Return the name of a row without some keys, by default those that decide the number of devices. */
+function nameOfRow(i, without = DATA.scales) {
+  const given = keys.filter((key) => Object.hasOwn(rows[i].values, key) && !without.includes(key));
   const name = (key, value) => typeof value === "number" ? `${key.split(".").at(-1)}=${value}` : value;
   return given.map((key) => name(key, rows[i].values[key])).join(" ");
 }
@@ -73,7 +102,7 @@ function layoutOf(i) {
 /** Draw the total tokens per second over the number of devices. Rows that differ only in this number share a line. */
 function drawScaling() {
   const total = (i) => valueOf(i, "perf/wps") * rows[i].devices, lines = new Map();
-  for (const i of measured("devices", measured("perf/wps"))) lines.set(layoutOf(i), [...(lines.get(layoutOf(i)) ?? []), i]);
+  for (const i of measured("devices", measured("perf/wps"))) lines.set(nameOfRow(i), [...(lines.get(nameOfRow(i)) ?? []), i]);
   for (const line of lines.values()) line.sort((i, j) => rows[i].devices - rows[j].devices);
   const scaled = [...lines].filter(([, line]) => rows[line[0]].devices < rows[line.at(-1)].devices);
   scaled.sort(([, one], [, other]) => Math.max(...other.map(total)) - Math.max(...one.map(total)));

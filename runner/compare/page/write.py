@@ -16,6 +16,7 @@ from urllib.parse import quote
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import is_secret
 from meshrunner.recipes.storage import replace_file
+from meshrunner.runner.compare import best
 from meshrunner.runner.compare.cells import UNTESTED, columns, facts, legend, reasons, row_label
 from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.findings import findings
@@ -75,6 +76,7 @@ def _page(comparison: Comparison, folder: Path) -> str:
         written=f"{now:%Y-%m-%d %H:%M %Z}",
         unfinished="; it will be updated until all runs have ended" if {"pending", "running"} & states.keys() else "",
         varying=_varying(comparison),
+        best=_best(comparison),
         table=_table(comparison),
         legend="".join(f"<p>{escape(line)}</p>" for line in [*legend(comparison), *comparison.remarks]),
         reasons=_reasons(comparison),
@@ -118,6 +120,19 @@ def _table(comparison: Comparison) -> str:
         lines.append(f'<tr data-row="{i}"><th scope="row">{number}</th>{cells}</tr>')
     first = '<th scope="col"><button type="button">#</button></th>'
     return f"<thead><tr>{first}{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+
+
+def _best(comparison: Comparison) -> str:
+    """Return the table of the best rows as HTML, hidden if there are no cells."""
+    table = best.columns(comparison) if comparison.best_by else []
+    head = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in table)
+    lines = zip(*(column.cells for column in table), strict=True)
+    body = "".join(f"<tr>{''.join(_cell(cell, '') for cell in line)}</tr>" for line in lines)
+    title = escape(" and ".join(comparison.best_by))
+    return (
+        f'<section id="best"{" hidden" * (not table)}><h2>Best rows by {title}</h2>'
+        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>'
+    )
 
 
 def _cell(cell: str, kind: str) -> str:

@@ -12,10 +12,13 @@ def tune(arguments: list[str]) -> int:
     warm()  # start early: the forkserver imports torch while Hydra composes here
     hold_stop_requests()
     with naming("composing the configuration"):
+        from meshrunner.runner.commands.parser import split
         from meshrunner.runner.config.compose import Composer, grid
         from meshrunner.runner.verbs.reference.queries import answered
 
-        given = ["-m", "hydra/sweeper=tune", *arguments]
+        options, arguments = split("tune", arguments)
+        cells = [f"sweep.best_by=[{options.best_by}]"] if options.best_by else []
+        given = ["-m", "hydra/sweeper=tune", *arguments, *cells]
         composer = Composer("tune", given)
         if answered(composer):
             return 0

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from argparse import Namespace
 from collections.abc import Sequence
 
 from meshrunner.recipes.errors import ConfigError
@@ -11,6 +12,7 @@ from meshrunner.runner.console import console, say, table_of
 from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, LargestThatFits, largest_that_fits, predict_config
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.garbage import garbage_collection_disabled
+from meshrunner.runner.rundir import FITTING, key_of
 from meshrunner.runner.verbs.reference.queries import answered
 
 
@@ -25,10 +27,10 @@ def plan(arguments: list[str]) -> int:
         return 0
     composed = composer.single_run()
     if composed is None:
-        for flag in ("max", "html"):
-            if getattr(options, flag) is not None:
-                raise ConfigError(f"plan: --{flag} works with a single run: omit -m")
-        return _rank(composer, options.active, as_json=options.json)
+        return _rank(composer, options, overrides)
+    for flag in ("best_by", "top", "run", "submit"):
+        if getattr(options, flag):
+            raise ConfigError(f"plan: --{flag.replace('_', '-')} works with several combinations: add -m")
     with_timeline, findings = options.html is not None, []
     if options.max is None:
         found: Forecast | LargestThatFits = predict_config(
@@ -55,16 +57,45 @@ def plan(arguments: list[str]) -> int:
     return int(forecast.verdict.answer == DOES_NOT_FIT)
 
 
-def _rank(composer: Composer, active_only: bool, *, as_json: bool) -> int:
+def _rank(composer: Composer, options: Namespace, overrides: list[str]) -> int:
+    from meshrunner.runner.compare.best import by
+    from meshrunner.runner.compare.comparison import compare_runs
+    from meshrunner.runner.compare.export import as_json
+    from meshrunner.runner.compare.select import check_top
     from meshrunner.runner.sweep.ranking import SKIPPED, lines, rank
 
-    ranked = rank(composer, active_only=active_only)
-    if as_json:
-        print(json.dumps([each.as_json() for each in ranked], indent=2))
+    check_top(options.top)
+    ranked = rank(composer, active_only=options.active, key=options.max)[: options.top]
+    comparison = by(compare_runs([each.run for each in ranked]), options.best_by)
+    if options.json:
+        print(as_json(comparison) if comparison.best_by else json.dumps([each.as_json() for each in ranked], indent=2))
+    elif comparison.best_by:
+        from meshrunner.runner.compare.table import print_best
+
+        print_best(comparison)
     else:
         for line in lines(ranked, console().width):
             say(line)
+    if options.html is not None:
+        from meshrunner.runner.compare.page.write import write_page as write_comparison
+
+        write_comparison(comparison, options.html)
+        say(f"page: {options.html}", to_stderr=True)
+    if options.run or options.submit:
+        return _execute([each.job for each in ranked if each.forecast.verdict.answer in FITTING], overrides, options)
     return int(all(each.forecast.verdict.answer in (DOES_NOT_FIT, SKIPPED) for each in ranked))
+
+
+def _execute(jobs: list[list[str]], overrides: list[str], options: Namespace) -> int:
+    """Run combinations that fit, here or on SLURM. Return the exit status of the sweep, or 1 if no combination fits."""
+    from meshrunner.runner.sweep.hydra_launchers import run_sweep
+
+    if not jobs:
+        return 1
+    # The rules were applied already, and not each of them need match one of these combinations.
+    jobs = [[*(each for each in job if key_of(each) != "sweep.exclude"), "sweep.exclude=[]"] for job in jobs]
+    verb, launcher = ("submit", ["hydra/launcher=slurm"]) if options.submit else ("run", [])
+    return run_sweep(Composer(verb, overrides + launcher), jobs=jobs)
 
 
 def _show(forecast: Forecast, findings: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import parse
+from meshrunner.runner.compare.best import by
 from meshrunner.runner.compare.comparison import compare_folders
 from meshrunner.runner.compare.select import select
 from meshrunner.runner.console import say
@@ -17,7 +18,7 @@ def compare(arguments: list[str]) -> int:
         raise ConfigError("--strict: there is no rule; add --fail-if RULE")
     comparison = compare_folders(given.directories, given.baseline, figures(rules), with_first=bool(rules))
     failed, lines = checked(rules, select(comparison, given.where), strict=given.strict) if rules else (False, [])
-    comparison = select(comparison, given.where, given.sort, given.top)
+    comparison = by(select(comparison, given.where, given.sort, given.top), given.best_by)
     if given.html:
         from meshrunner.runner.compare.page.write import write_page
 

@@ -1,0 +1,176 @@
+"""Find the best row of each cell of a grid: `--best-by model,launch.nodes` divides rows by these keys.
+
+The best row is the fastest that was measured or, if none was, the fastest that is predicted to fit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from meshrunner.runner.compare.comparison import MEMORY, WPS
+from meshrunner.runner.compare.keys import row_name, text
+from meshrunner.runner.compare.select import fields_of, named
+from meshrunner.runner.compare.text_table import Column
+from meshrunner.runner.console import one_line
+from meshrunner.runner.figures import PREDICTION, figure_of, number
+from meshrunner.runner.rundir import CRASHED, FITTING, RESULTS, VERDICT, PlanRecord
+
+if TYPE_CHECKING:
+    from meshrunner.runner.compare.comparison import Comparison
+    from meshrunner.runner.compare.runs import Row
+
+WORK = {"matmul": "matmuls", "attention": "attention", "memory": "elementwise work", "optimizer": "the optimizer"}
+"""Names of the parts of a step, by key of `perf/seconds_by_part`."""
+EXPOSED = "perf/exposed_communication_s"
+
+
+class Candidate(NamedTuple):
+    """A row that may be the best of its cell. Of two candidates, the greater one is better."""
+
+    measured: bool
+    fits: bool
+    """False if the run is predicted to fit only just."""
+    wps: float
+    row: Row
+
+    def value(self, key: str) -> float | None:
+        """Return a figure as measured or, if the row was not measured, as predicted."""
+        return number(self.row.figures.get(key) if self.measured else _plan(self.row).get(key.removesuffix("_median")))
+
+
+class Cell(NamedTuple):
+    """Rows that are equal in the keys of `Comparison.best_by`."""
+
+    values: tuple[Any, ...]
+    """Values of these keys."""
+    rows: list[Row]
+    ranked: list[Candidate]
+    """The best rows first. Empty if no row of the cell was measured or is predicted to fit."""
+
+
+def by(comparison: Comparison, keys: str | None = None) -> Comparison:
+    """Return a comparison that is divided into cells by keys, separated by commas, or by `sweep.best_by` if `keys` is None. Raise
+    ConfigError if a key is unknown."""
+    if keys is None:
+        option = "sweep.best_by"
+        given = next((run.sweep.get(option.partition(".")[2]) for run in comparison.runs if run.sweep), None) or []
+    else:
+        option, given = "--best-by", keys.split(",")
+    fields = fields_of(comparison) if given else {}
+    return replace(comparison, best_by=[named(str(key).strip(), fields, option) for key in given])
+
+
+def cells(comparison: Comparison) -> list[Cell]:
+    """Return the cells of a comparison, in the order of its rows."""
+    fields = fields_of(comparison) if comparison.best_by else {}
+    found: dict[tuple[str, ...], Cell] = {}
+    for i, row in enumerate(comparison.rows):
+        values = tuple(fields[key].values[i][0] for key in comparison.best_by)
+        cell = found.setdefault(tuple(map(text, values)), Cell(values, [], []))
+        cell.rows.append(row)
+        if (candidate := _candidate(row)) is not None:
+            cell.ranked.append(candidate)
+    for cell in found.values():
+        cell.ranked.sort(key=lambda each: each[:3], reverse=True)
+    return [*found.values()]
+
+
+def _candidate(row: Row) -> Candidate | None:
+    if row.completed:
+        wps = number(row.figures.get(WPS.summary_keys[0]))
+        return None if wps is None else Candidate(True, True, wps, row)
+    wps = number(row.figures.get(PREDICTION + WPS.key))
+    verdict = row.counted[0].summary.verdict
+    if wps is None or verdict not in FITTING or {run.state for run in row.runs} & (RESULTS | CRASHED):
+        return None
+    return Candidate(False, verdict == FITTING[0], wps, row)
+
+
+def columns(comparison: Comparison) -> list[Column]:
+    """Return the columns of a table with a line for each cell."""
+    lines = []
+    for cell in cells(comparison):
+        line = dict(zip(comparison.best_by, map(text, cell.values), strict=True))
+        line["of"] = f"{len(cell.ranked):,} of {len(cell.rows):,}"
+        if cell.ranked:
+            best = cell.ranked[0]
+            memory = next((gib for key in MEMORY if (gib := best.value(key)) is not None), None)
+            line |= {
+                "best": _name(best, comparison),
+                WPS.title: figure_of(WPS.key).text(best.wps),
+                "": "measured" if best.measured else "predicted" if best.fits else "predicted, borderline",
+                "MFU": figure_of("perf/mfu").text(best.value("perf/mfu_median"), ""),
+                "memory": figure_of(MEMORY[0]).text(memory, ""),
+                "ahead of": _ahead(cell, comparison),
+            }
+        else:
+            line["best"] = f"none: {_reason(cell)}"
+        lines.append(line)
+    titles = [*comparison.best_by, "best", WPS.title, "", "MFU", "memory", "of", "ahead of"]
+    return [Column(title, [line.get(title, "") for line in lines]) for title in titles]
+
+
+def records(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return an object for each cell: its values, the best row's settings and figures, and the row behind it."""
+    found = []
+    for cell in cells(comparison):
+        best, second = [*cell.ranked[:2], None, None][:2]
+        found.append(
+            {
+                **dict(zip(comparison.best_by, cell.values, strict=True)),
+                "best": best and best.row.values,
+                "measured": best and best.measured,
+                "perf/wps": best and best.wps,
+                "perf/mfu": best and best.value("perf/mfu_median"),
+                VERDICT: best and best.row.counted[0].summary.verdict,
+                "second": second and second.row.values,
+                "ahead_pct": best and second and 100 * (best.wps / second.wps - 1),
+                "why": _ahead(cell, comparison) or None,
+                "rows": len(cell.rows),
+                "rows_that_fit": len(cell.ranked),
+                "reason": None if best else _reason(cell),
+            }
+        )
+    return found
+
+
+def _name(candidate: Candidate, comparison: Comparison) -> str:
+    keys = [key for key in comparison.keys if key not in comparison.best_by]
+    return row_name(candidate.row.values, keys) or candidate.row.runs[0].path.name
+
+
+def _reason(cell: Cell) -> str:
+    """Return the most frequent reason why rows of a cell have no speed."""
+    reasons = (row.reason or _plan(row).get("reason") or row.state for row in cell.rows)
+    return one_line(Counter(reasons).most_common(1)[0][0])
+
+
+def _ahead(cell: Cell, comparison: Comparison) -> str:
+    """Return by how much the best row of a cell is faster than the second, and in which work most of the difference lies."""
+    if len(cell.ranked) < 2 or cell.ranked[0].measured != cell.ranked[1].measured:
+        return ""
+    best, second = cell.ranked[:2]
+    ahead = f"{_name(second, comparison)} by {100 * (best.wps / second.wps - 1):.1f}%"
+    ours, theirs = _seconds_per_token(best.row), _seconds_per_token(second.row)
+    saved = {part: theirs[part] - ours[part] for part in ours.keys() & theirs.keys()}
+    part = max(saved, key=saved.__getitem__, default=None)
+    return f"{ahead}, mostly in {part}" if part and saved[part] > 0 else ahead
+
+
+def _seconds_per_token(row: Row) -> dict[str, float]:
+    """Return the predicted seconds per token of each part of a step; {} without a prediction."""
+    plan = _plan(row)
+    parts, wps, step_s = (plan.get(f"perf/{key}") for key in ("seconds_by_part", "wps", "step_time_s"))
+    if not parts or not wps or not step_s:
+        return {}
+    seconds = {name: parts.get(key, 0.0) for key, name in WORK.items()} | {
+        "exposed communication": plan[EXPOSED] or 0.0
+    }
+    return {name: each / (step_s * wps) for name, each in seconds.items()}
+
+
+def _plan(row: Row) -> dict[str, Any]:
+    """Return the prediction of a row; {} without one."""
+    return row.counted[0].record(PlanRecord).as_json()
