@@ -60,8 +60,6 @@ LISTED = 3
 class Ranked(NamedTuple):
     """A combination of a grid and its forecast."""
 
-    job: list[str]
-    """The overrides as Hydra passes them to a launcher."""
     overrides: list[str]
     varying: list[str]
     """Overrides of this combination that not all combinations of the grid have."""
@@ -72,6 +70,9 @@ class Ranked(NamedTuple):
     """Difference in speed from the combination ranked first, in percent. None if it is unknown or the work of a step differs."""
     mark: str = ""
     """WITHIN_ERROR if `ahead_pct` is within the error of predictions; a value of OTHER if the work of a step differs; else ""."""
+
+    job: Sequence[str] = ()
+    """The overrides as Hydra passes them to a launcher."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the combination, its forecast, and its difference from the first combination as a flat dict."""
@@ -100,7 +101,7 @@ def rank(composer: Composer, *, active_only: bool, key: str | None = None) -> li
         forecast = found if isinstance(found, Forecast) else Forecast(Verdict(NOT_PLANNED, found))
         overrides = as_typed(job.overrides)
         own = [each for each, raw in zip(overrides, job.overrides, strict=True) if raw in varied]
-        ranked.append(Ranked(job.overrides, overrides, own, forecast, _run(job, forecast)))
+        ranked.append(Ranked(overrides, own, forecast, _run(job, forecast), job=job.overrides))
     ranked.sort(key=_sort_key)
     return [_against(each, ranked[0]) for each in ranked]
 

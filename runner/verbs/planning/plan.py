@@ -86,16 +86,16 @@ def _rank(composer: Composer, options: Namespace, overrides: list[str]) -> int:
     return int(all(each.forecast.verdict.answer in (DOES_NOT_FIT, SKIPPED) for each in ranked))
 
 
-def _execute(jobs: list[list[str]], overrides: list[str], options: Namespace) -> int:
+def _execute(jobs: list[Sequence[str]], overrides: list[str], options: Namespace) -> int:
     """Run combinations that fit, here or on SLURM. Return the exit status of the sweep, or 1 if no combination fits."""
     from meshrunner.runner.sweep.hydra_launchers import run_sweep
 
     if not jobs:
         return 1
     # The rules were applied already, and not each of them need match one of these combinations.
-    jobs = [[*(each for each in job if key_of(each) != "sweep.exclude"), "sweep.exclude=[]"] for job in jobs]
+    given = [[*(each for each in job if key_of(each) != "sweep.exclude"), "sweep.exclude=[]"] for job in jobs]
     verb, launcher = ("submit", ["hydra/launcher=slurm"]) if options.submit else ("run", [])
-    return run_sweep(Composer(verb, overrides + launcher), jobs=jobs)
+    return run_sweep(Composer(verb, overrides + launcher), jobs=given)
 
 
 def _show(forecast: Forecast, findings: Sequence[str]) -> None:

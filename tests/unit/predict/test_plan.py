@@ -16,6 +16,7 @@ from meshrunner.runner.ledger.allocations import CATEGORIES
 from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.forecast import explain, judge
 from meshrunner.runner.predict.search import MOST, largest
+from meshrunner.runner.sweep import hydra_launchers
 
 SMALL = ("model.n_layers=2", "model.dim=64", "model.vocab_size=512", "model.ffn_dim=128", "seq_len=32", "micro_batch=1")
 
@@ -317,6 +318,39 @@ def test_unplanned_run_states_the_reason(capsys: pytest.CaptureFixture[str], ove
     assert planned(capsys, override, "hardware=h100_80gb", *SMALL).startswith(why)
 
 
+@pytest.mark.slow
+def test_each_combination_gets_the_largest_value_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = ("--active", "hardware=h100_80gb", *SMALL[:-1], "hardware.memory_gib=1.6", "launch.workers=2")
+    assert cli._dispatch(["plan", "-m", *gpu, "parallelism=ddp,fsdp2", "--max", "micro_batch", "--json"]) == 0
+    rows = {row["overrides"][-2]: row["overrides"][-1] for row in json.loads(capsys.readouterr().out)}
+    for layout, value in rows.items():
+        assert answered(capsys, *gpu, layout, "--max", "micro_batch")["max"] == {
+            "micro_batch": int(value.partition("=")[2])
+        }
+    assert len(rows) == 2
+
+
+def test_the_best_combinations_of_a_plan_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[tuple[str, list[list[str]]]] = []
+    monkeypatch.setattr(hydra_launchers, "run_sweep", lambda composer, jobs: started.append((composer.verb, jobs)) or 0)
+    page = tmp_path / "page.html"
+    grid = ("-m", "--active", "hardware=h100_80gb", *SMALL[:-1], "micro_batch=1,2,4,8", "sweep.exclude=[micro_batch=8]")
+    found = planned(capsys, *grid, "--top", "2", "--run", f"--html={page}", "--best-by", "precision.kind")
+    assert found.count("\n") == 3 and "4 " in found and "micro_batch=4" in found
+    assert page.read_text().count("<tr data-row=") == 2 and '"speed":"plan/perf/wps"' in page.read_text()
+    assert planned(capsys, *grid, "--top", "1", "--submit")
+    (verb, jobs), (later, one) = started
+    assert verb == "run" and [[each for each in job if "batch" in each] for job in jobs] == [
+        ["micro_batch=4"],
+        ["micro_batch=2"],
+    ]
+    assert all(job[-1] == "sweep.exclude=[]" for job in jobs)
+    assert later == "submit" and one == jobs[:1]
+    assert planned(capsys, *grid, "hardware.memory_gib=1.5001", "--run", code=1) == "" and len(started) == 2
+
+
 @pytest.mark.slow_cases("arguments7-global_batch(3)")
 @pytest.mark.parametrize(
     ("arguments", "why"),
@@ -329,8 +363,11 @@ def test_unplanned_run_states_the_reason(capsys: pytest.CaptureFixture[str], ove
         (["hardware=cpu", "--max", "launch.env.FOO"], "launch.env.FOO is not set; use a key such as micro_batch"),
         (["hardware=cpu", "--max", "mcro_batch"], "Did you mean 'micro_batch'?"),
         (["hardware=cpu", "launch.workers=2", "--max", "micro_batch", "global_batch=3"], "global_batch(3)"),
-        (["-m", "micro_batch=1,2", "--html", "page.html"], "--html works with a single run"),
-        (["-m", "micro_batch=1,2", "--max", "seq_len"], "--max works with a single run"),
+        (["-m", "micro_batch=1,2", "--max", "micro_batch"], "leave it out of the command line"),
+        (["-m", "micro_batch=1,2", "--top", "0"], "--top: expected a number of at least 1, got 0"),
+        (["-m", "micro_batch=1,2", "--run", "--submit"], "not allowed with argument --run"),
+        (["--run"], "--run works with several combinations: add -m"),
+        (["--best-by", "model"], "--best-by works with several combinations: add -m"),
         (["model=lama"], "lama"),
         (["--active", "hardware=h100_80gb", "parallelism.shard=3"], "shard(3)"),
         (

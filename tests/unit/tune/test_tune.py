@@ -15,7 +15,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.compare.runs import glance
 from meshrunner.runner.config.compose import Composer
-from meshrunner.runner.rundir import run_names
+from meshrunner.runner.rundir import repeat_number, run_names
 from meshrunner.runner.sweep import combinations, hydra_launchers
 from meshrunner.runner.sweep.combinations import SweepBatch
 from meshrunner.runner.tune import answer, survey, sweeper
@@ -61,9 +61,9 @@ def tune(machine: Machine, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> 
     return hydra_launchers.run_sweep(Composer("tune", ["-m", "hydra/sweeper=tune", *given.values()]))
 
 
-def best(folder: Path) -> Work:
+def best(folder: Path, name: str = "best") -> Work:
     """The combination that the command recommends."""
-    found = yaml.safe_load((folder / "experiment" / "best.yaml").read_text())
+    found = yaml.safe_load((folder / "experiment" / f"{name}.yaml").read_text())
     chosen = {key.removeprefix("override /"): value for each in found["defaults"] for key, value in each.items()}
     return Work(
         chosen.get("parallelism", "fsdp2"),
@@ -73,14 +73,14 @@ def best(folder: Path) -> Work:
     )
 
 
-def behind(machine: Machine, work: Work) -> float:
+def behind(machine: Machine, work: Work, batches: tuple[int, ...] = (2, 4)) -> float:
     """How much faster the fastest combination is, as a fraction."""
     every = [
         Work(layout, recompute, compiled, batch)
         for layout in LAYOUTS
         for recompute in ("none", "full")
         for compiled in (False, True)
-        for batch in (2, 4)
+        for batch in batches
     ]
     possible = [
         each for each in every if machine.outcome(each) == "completed" and machine.gib(each) <= machine.limit_gib
@@ -160,6 +160,25 @@ def test_what_is_left_out_gets_its_reason(
     said = capsys.readouterr().out
     assert "24 combinations: 4 impossible, 0 do not fit, 8 cannot be predicted, 12 left; predicted best: " in said
     assert "  8 x no shape of a tensor\n  4 x sweep.exclude" in said
+
+
+def test_each_cell_has_its_own_best(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(3)
+    tune(machine, monkeypatch, "sweep.best_by=[micro_batch]", "sweep.max_repeat=3")
+    said = capsys.readouterr().out
+    assert said.count("No combination of this cell is ") == 2 and said.count(" of 12 were run.") == 2
+    for number, batch in enumerate((2, 4), 1):
+        found = best(folder, f"best_{number}")
+        assert found.batch == batch and behind(machine, found, (batch,)) <= 0.02
+        assert f"experiment=best_{number}" in said
+    waves = [repeat_number(name) for name in run_names(folder)]
+    cells = {
+        wave: {name.partition("micro-batch-")[2][0] for name in run_names(folder) if repeat_number(name) == wave}
+        for wave in waves
+    }
+    assert all(len(batches) == 1 for batches in cells.values()), "a wave belongs to one cell"
 
 
 @pytest.mark.slow
