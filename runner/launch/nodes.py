@@ -17,6 +17,7 @@ from meshrunner.runner.process.signals import job_start_id
 from meshrunner.runner.process.worker_context import Node
 from meshrunner.runner.rundir import JsonFile, heartbeat
 from meshrunner.runner.rundir.files import node_file
+from meshrunner.runner.slurm.steps import allocated_nodes
 
 NODE_HEARTBEAT_S = 3.0
 NODE_LOST_S = 30.0
@@ -60,6 +61,14 @@ def only_this_node(nodes: int) -> None:
             f"launch.nodes({nodes}): this command starts workers on one machine only. Use `meshrunner submit` to run on several "
             "nodes with SLURM, or see slurm/run.sbatch"
         )
+
+
+def workers_of_sweep(experiment: Experiment) -> int:
+    """Return the number of workers per node of a run that a sweep starts, here or over the nodes of a SLURM allocation.
+    Raise Incompatible if the run needs more nodes."""
+    if experiment.launch.nodes_used > allocated_nodes():
+        only_this_node(experiment.launch.nodes_used)
+    return node_devices(experiment).workers
 
 
 def workers_here(experiment: Experiment) -> int:

@@ -70,7 +70,7 @@ def is_run(folder: Path) -> bool:
 
 def is_sweep(folder: Path) -> bool:
     """Return whether a folder is a sweep directory, damaged or not."""
-    return os.path.lexists(folder / SWEEP)
+    return os.path.lexists(folder / SWEEP) or os.path.lexists(folder / TUNE)
 
 
 def tracking(folder: Path, member: str = "") -> Path:

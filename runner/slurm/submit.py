@@ -11,7 +11,7 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import counted, say, shown, warn
 from meshrunner.runner.process.signals import interruptible
 from meshrunner.runner.rundir import RESULTS, Submission, condition, owner_is_alive, read_status, update_status
-from meshrunner.runner.rundir.files import SLURM_JOB, SLURM_SETTINGS, slurm_script, write_json
+from meshrunner.runner.rundir.files import LOGS, SLURM_JOB, SLURM_SETTINGS, slurm_script, write_json
 from meshrunner.runner.slurm.client import job_id, jobs, slurm
 from meshrunner.runner.slurm.script import sbatch_script
 from meshrunner.runner.slurm.settings import Nodes, Slurm
@@ -57,6 +57,18 @@ def submit_runs(
     say(f"{kind} directory: {place}")
     if names:
         say(f"`meshrunner status {place}` shows the progress of the runs, `meshrunner compare {place}` compares them")
+
+
+def submit_search(folder: Path, experiment: Experiment, settings: Slurm) -> None:
+    """Submit the search of a sweep directory as one job on the nodes of `experiment`, or only print its script if
+    `settings.dry_run` is set. If SLURM rejects the script, raise ConfigError."""
+    script = sbatch_script(folder, settings, settings.request(experiment))
+    if settings.dry_run:
+        say(script, end="")
+        return
+    (folder / LOGS).mkdir(exist_ok=True)
+    write_json(folder / SLURM_SETTINGS, settings.model_dump())
+    say(f"submitted job {_sbatch(slurm_script(folder), script, folder)}\nsweep directory: {shown(folder)}")
 
 
 def wait(run_dirs: Sequence[Path]) -> int:

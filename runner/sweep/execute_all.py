@@ -31,11 +31,14 @@ from meshrunner.runner.rundir import (
     update_status,
 )
 from meshrunner.runner.rundir.files import LAUNCHER_LOG
+from meshrunner.runner.slurm.steps import allocated_nodes, step
 from meshrunner.runner.sweep.live_table import LiveTable
 from meshrunner.runner.sweep.results import LivePage
 from meshrunner.runner.sweep.tally import RunLines
 
 POLL_S = 0.05
+NODES = "nodes"
+"""Type of the devices of runs that are job steps over several nodes."""
 Display = LiveTable | RunLines
 
 
@@ -77,8 +80,10 @@ def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[
     """Return the names of the devices that parallel runs share, and the number and type of devices that each run needs.
 
     A device is a GPU's name as in CUDA_VISIBLE_DEVICES. For CPU runs, a device is an equal share of the cores, named by a number.
-    Both results are empty if the runs must be executed one after another.
+    Runs over several nodes share all nodes of the job. Both results are empty if the runs must be executed one after another.
     """
+    if allocated_nodes() > 1 and any(check(read_config(run_dir)).launch.nodes_used > 1 for run_dir in run_dirs):
+        return ["all nodes of the job"], dict.fromkeys(run_dirs, NodeDevices(NODES, 1, 1))
     gpus = visible_gpus()
     count = len(gpus) if settings.devices == "auto" else settings.devices
     needs = {run_dir: node_devices(check(read_config(run_dir))) for run_dir in run_dirs} if count > 1 else {}
@@ -204,15 +209,18 @@ class _Parallel:
         self.display.run_started(run_dir)
         if read_state(run_dir) in FINAL:  # a state from an earlier execution
             update_status(run_dir, state="pending", reason="")
-        # A run is limited to its devices and to the same fraction of the node's cores.
-        limits = {CORES: str(max(1, cores() * len(own) // len(self.devices)))}
+        # -P: modules in the current directory must not shadow installed ones
+        command = [sys.executable, "-P", "-m", "meshrunner", "resume", str(run_dir)]
+        if need.type == NODES:
+            command, variables = step(run_dir, check(read_config(run_dir)).launch.nodes_used)
+        else:  # a run is limited to its devices and to the same fraction of the node's cores
+            variables = {CORES: str(max(1, cores() * len(own) // len(self.devices)))}
         if need.type == "cuda":
-            limits["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)
         with (run_dir / LAUNCHER_LOG).open("ab") as log:
             process = subprocess.Popen(
-                # -P: modules in the current directory must not shadow installed ones
-                [sys.executable, "-P", "-m", "meshrunner", "resume", str(run_dir)],
-                env=os.environ | limits,
+                command,
+                env=os.environ | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

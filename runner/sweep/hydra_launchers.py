@@ -5,6 +5,7 @@ executes the runs, and `slurm` submits the runs to SLURM. The launcher `place` o
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,12 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer, plain, typed
-from meshrunner.runner.config.experiment import Launch, check
+from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hydra.private import BASIC_SWEEPER, TUNE_SWEEPER
 from meshrunner.runner.config.resumable import usable_runs
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.figures import higher_is_better
-from meshrunner.runner.launch.nodes import only_this_node, workers_here
+from meshrunner.runner.launch.nodes import workers_of_sweep
 from meshrunner.runner.process.receipt import record
 from meshrunner.runner.rundir import RESULTS, Summary, key_of, read_config, read_state, run_names
 from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP, TUNE
@@ -120,12 +121,12 @@ def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
 def resume_sweep(sweep_dir: Path) -> int:
     """Execute the unfinished runs of a sweep directory. Return the exit status, which is nonzero if a run is damaged."""
     if (sweep_dir / TUNE).exists():
-        return run_sweep(_composer_of(sweep_dir))
+        return run_sweep(composer_of(sweep_dir))
     run_dirs, first, damaged = usable_runs(sweep_dir, run_names(sweep_dir))
     say(f"sweep directory: {shown(sweep_dir)}")
     for run_dir in run_dirs:
         if read_state(run_dir) not in RESULTS:
-            only_this_node(Launch.model_validate(read_config(run_dir)["launch"]).nodes_used)
+            workers_of_sweep(check(read_config(run_dir)))
     status, stop = execute_all(run_dirs, first)
     if not stop:
         status = max(status, execute_further_rounds(sweep_dir))
@@ -133,8 +134,9 @@ def resume_sweep(sweep_dir: Path) -> int:
     return status or int(damaged > 0)
 
 
-def _composer_of(sweep_dir: Path) -> Composer:
-    """Compose the command line that started a sweep again, from the file that its sweeper wrote."""
+def composer_of(sweep_dir: Path, launcher: Sequence[str] = ()) -> Composer:
+    """Compose the command line that started a sweep again, from the file that its sweeper wrote. launcher: overrides of Hydra's
+    launcher and its settings; without any, the runs are executed here, as inside the job of a search."""
     try:
         written = OmegaConf.load(sweep_dir / MULTIRUN)
     except (OSError, ValueError) as error:
@@ -142,7 +144,8 @@ def _composer_of(sweep_dir: Path) -> Composer:
     hydra = written.hydra
     own = [source.path for source in hydra.runtime.config_sources if source.provider == "command-line"]
     overrides = [*typed(hydra.overrides.hydra), *typed(hydra.overrides.task)]
-    kept = [each for each in overrides if key_of(each) not in ("hydra.mode", "hydra.sweep.dir")]
+    left_out = re.compile(r"hydra\.(mode|sweep\.dir)|hydra/launcher" + r"|hydra\.launcher\..+" * (not launcher))
+    kept = [*(each for each in overrides if not left_out.fullmatch(key_of(each))), *launcher]
     here = QuotedString(str(sweep_dir), Quote.single).with_quotes()
     return Composer(
         "resume", ["-m", *(word for each in own for word in ("--config-dir", each)), *kept, f"hydra.sweep.dir={here}"]
@@ -153,7 +156,7 @@ def launch_local(
     loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
 ) -> list[JobReturn]:
     """Execute a batch of jobs on this node. Raise ConfigError if any job is invalid, or StopSweep if the sweep must stop."""
-    target = Target(workers_here)
+    target = Target(workers_of_sweep)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     if first == 0:
         say(f"sweep directory: {shown(batch.sweep_dir)}")

@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.config.compose import grid, plain, resolve_config
+from meshrunner.runner.config.experiment import check
 from meshrunner.runner.console import say, shown
-from meshrunner.runner.launch.nodes import workers_here
-from meshrunner.runner.rundir.files import MULTIRUN
+from meshrunner.runner.launch.nodes import workers_of_sweep
+from meshrunner.runner.rundir.files import MULTIRUN, TUNE, write_json
+from meshrunner.runner.slurm.settings import Slurm
+from meshrunner.runner.slurm.submit import submit_search
 from meshrunner.runner.sweep.combinations import Target
 from meshrunner.runner.sweep.execute_all import execute_all
 from meshrunner.runner.sweep.hydra_launchers import StopSweep
@@ -34,9 +38,13 @@ def tune(loader: Any, config: DictConfig, ended: Callable[[int], object]) -> Non
 
     Raise ConfigError if settings are wrong, or StopSweep if the sweep must stop.
     """
-    if not str(config.hydra.launcher._target_).endswith(".LocalLauncher"):
-        raise ConfigError("hydra/launcher: tune executes runs on this machine; use hydra/launcher=local")
-    search = Search(Path(config.hydra.sweep.dir).absolute(), survey(loader, config, Target(workers_here)))
+    sweep_dir = Path(config.hydra.sweep.dir).absolute()
+    launcher = str(config.hydra.launcher._target_)
+    if launcher.endswith(".SlurmLauncher"):
+        return _submit(loader, config, sweep_dir)
+    if not launcher.endswith(".LocalLauncher"):
+        raise ConfigError("hydra/launcher: tune executes runs; use hydra/launcher=local or hydra/launcher=slurm")
+    search = Search(sweep_dir, survey(loader, config, Target(workers_of_sweep)))
     say(f"sweep directory: {shown(search.sweep_dir)}")
     for line in search.survey.lines:
         say(line)
@@ -47,3 +55,18 @@ def tune(loader: Any, config: DictConfig, ended: Callable[[int], object]) -> Non
         if stop:
             raise StopSweep
     report(loader, config, search)
+    return None
+
+
+def _submit(loader: Any, config: DictConfig, sweep_dir: Path) -> None:
+    """Submit the search as one job. The job continues the sweep directory, and starts each run over its nodes."""
+    settings = Slurm.read(plain(config.hydra.launcher))
+    if settings.nodes is not None:
+        raise ConfigError("hydra.launcher.nodes: the runs of a search set launch.nodes instead")
+    first = resolve_config(loader.load_sweep_config(config, grid(loader, config)[0]), None)
+    if not settings.dry_run:
+        sweep_dir.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(config, sweep_dir / MULTIRUN)
+        if not (sweep_dir / TUNE).exists():
+            write_json(sweep_dir / TUNE, {})
+    submit_search(sweep_dir, check(first.config), settings)

@@ -13,10 +13,10 @@ from meshrunner.runner.config.hydra.overrides import parse
 from meshrunner.runner.config.resumable import usable_runs
 from meshrunner.runner.launch.outcome import exit_status
 from meshrunner.runner.rundir import JsonFile, read_config, read_state, run_names, unreadable, write_run_list
-from meshrunner.runner.rundir.files import SLURM_SETTINGS, is_run
+from meshrunner.runner.rundir.files import SLURM_SETTINGS, TUNE, is_run
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_runs, to_submit, wait
-from meshrunner.runner.sweep.hydra_launchers import run_sweep
+from meshrunner.runner.sweep.hydra_launchers import composer_of, run_sweep
 from meshrunner.runner.sweep.results import finish_sweep
 from meshrunner.runner.verbs.launching.place import write_run
 from meshrunner.runner.verbs.reference.queries import answered
@@ -73,6 +73,8 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
             )
         known[key] = override.value()
     settings = Slurm.read(known)
+    if (folder / TUNE).exists():
+        return run_sweep(composer_of(folder, ["hydra/launcher=slurm", *overrides]))
     single = is_run(folder)
     if single:
         run_dirs, names, rerun, damaged = [folder], [], [], 0
