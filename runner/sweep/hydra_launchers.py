@@ -100,7 +100,8 @@ def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: list[l
 
 @contextmanager
 def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
-    """Undo Hydra's changes to the sweep directory if the sweep has written no runs, for example because a job is invalid."""
+    """Undo Hydra's changes to the sweep directory if the sweep has written no runs, for example because a job is invalid. Keep
+    them if a search has begun."""
     record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
     before = record.read_bytes() if record.is_file() else None
     since = placed.stat().st_mtime_ns if placed.exists() else None
@@ -109,7 +110,7 @@ def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):  # the directory is not empty or was removed
-            if since == (placed.stat().st_mtime_ns if placed.exists() else None):
+            if not (sweep_dir / TUNE).exists() and since == (placed.stat().st_mtime_ns if placed.exists() else None):
                 if before is None:
                     record.unlink(missing_ok=True)
                 else:
