@@ -86,7 +86,7 @@ class Sweep(Section):
     baseline: str | None
     """Setting of baselines, such as `parallelism=fsdp1`. A row is compared with a baseline that differs only in this setting."""
     best_by: list[str] = []
-    """Keys, such as `model` and `launch.nodes`, for each of whose combinations of values a table names the best row."""
+    """Keys for each of whose values a table names the best row."""
     repeat: Annotated[int | Auto, whole("auto", at_most=1000)]
     """Number of runs of each combination, in rounds; auto: 3, then more where the order is not decided."""
     max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8

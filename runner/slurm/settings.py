@@ -79,7 +79,7 @@ class Slurm(Section):
     notice_s: int = Field(ge=0, le=65535)
     """Seconds before the time limit at which SLURM signals a job, so that it saves a checkpoint and stops."""
     extra: list[str]
-    """Additional options for sbatch: ['--mail-type=END', '--exclude=node7']."""
+    """More options for sbatch: ['--mail-type=END', '--exclude=node7']."""
     srun: list[str]
     """Additional arguments for srun: ['--container-image=image.sqsh']."""
     preamble: Annotated[str, AfterValidator(_lines)]

@@ -19,7 +19,7 @@ function heatCells(name, down, across) {
   for (const cell of cells) {
     const alike = cells.filter(({ scale, value }) => scale === cell.scale && value !== null).map(({ value }) => value);
     const low = Math.min(...alike), high = Math.max(...alike);
-    cell.colour = ramp(high > low ? (cell.value - low) / (high - low) : 1);
+    cell.colour = cell.figure ? ramp(high > low ? (cell.value - low) / (high - low) : 1) : "";
     cell.ends = [low, high];
   }
   return { cells, xs, ys };
@@ -58,7 +58,7 @@ function drawHeat() {
     });
     group.addEventListener("click", () => narrow([down, "=", `${a}`], [across, "=", `${b}`]));
   }
-  const [low, high] = cells[0].ends, one = new Set(cells.map(({ scale }) => scale)).size < 2;
+  const [low, high] = (cells.find(({ figure }) => figure) ?? cells[0]).ends, one = new Set(cells.map(({ scale }) => scale)).size < 2;
   const ends = one ? [low, (low + high) / 2, high].map(brief) : ["lowest of each model or length", "", "highest"];
   legend(box, ends.map((text, n) => [text, ramp(n / 2), 0]).filter(([text]) => text));
 }

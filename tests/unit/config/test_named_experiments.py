@@ -12,6 +12,7 @@ ONE = {
     "fsdp1_vs_fsdp2": ("parallelism=fsdp1",),
     "pr165_1d": ("parallelism=fsdp1", "activation_checkpoint=selective_op"),
     "pr165_compile": ("activation_checkpoint=none", "micro_batch=6"),
+    "playbook": ("model=llama3_8b", "parallelism.tensor=2"),
     "scaling": ("launch.workers=2",),
     "buffers_hybrid": ("parallelism.buffers=scheduled",),
     "moe_layouts": ("parallelism=ep", "activation_checkpoint=selective_op"),

@@ -15,7 +15,7 @@ import pytest
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config import devices
 from meshrunner.runner.config.devices import NodeDevices, too_few_cores
-from meshrunner.runner.rundir.files import CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS
+from meshrunner.runner.rundir.files import CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS, TUNE
 from meshrunner.runner.rundir.states import Owner
 from meshrunner.runner.slurm.client import SlurmJob
 from meshrunner.runner.slurm.script import sbatch_script
@@ -114,7 +114,7 @@ def test_the_shell_finds_no_fault(checker: tuple[str, ...], path: Path) -> None:
 
 def test_the_script_names_files_and_keys_as_the_run_directory_does() -> None:
     text = (SHIPPED / "run.sbatch").read_text()
-    assert set(re.findall(r"\$(?:run_dir|given)/([\w.]+)", text)) == {CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS}
+    assert set(re.findall(r"\$(?:run_dir|given)/([\w.]+)", text)) == {CONFIG, STATUS, STOP_REQUEST, SWEEP_RUNS, TUNE}
     assert set(re.findall(r"\b(slurm_\w+)", text)) == {key for key in Owner.model_fields if key.startswith("slurm_")}
 
 

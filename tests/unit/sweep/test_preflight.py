@@ -140,5 +140,5 @@ def test_plan_expands_a_grid_like_a_sweep(capsys: pytest.CaptureFixture[str]) ->
     config.hydra.sweeper._target_ = "own.Sweeper"
     with pytest.raises(ConfigError, match="this sweeper chooses combinations while it runs"):
         grid(loader, config)
-    assert cli._dispatch(["plan", "seed=1,2", "-m", "--max", "micro_batch"]) == 2
-    assert "--max works with a single run" in capsys.readouterr().err
+    assert cli._dispatch(["plan", "seed=1,2", "-m", "--max", "seed"]) == 2
+    assert "--max finds the value of seed: leave it out of the command line" in capsys.readouterr().err

@@ -45,6 +45,7 @@ def written(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(results, "write_page", write)
     monkeypatch.setattr(results, "compare_sweep", lambda _: (None, None))
+    monkeypatch.setattr(results, "by", lambda comparison: comparison)
     return moments
 
 

@@ -44,7 +44,7 @@ def folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(place)
     shutil.rmtree(place / "sweep", ignore_errors=True)
     monkeypatch.setattr(survey, "check_batch", check_batch)
-    monkeypatch.setattr(sweeper, "workers_here", lambda experiment: 8)
+    monkeypatch.setattr(sweeper, "workers_of_sweep", lambda experiment: 8)
     monkeypatch.setattr(hydra_launchers, "finish_sweep", lambda sweep_dir: None)
 
     def not_fitted(folders: list[Path]) -> Any:
