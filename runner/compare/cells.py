@@ -13,13 +13,15 @@ from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.runs import Row, Run
 from meshrunner.runner.compare.text_table import Column
 from meshrunner.runner.figures import table_figures
-from meshrunner.runner.rundir import PlacedSweep, Summary
+from meshrunner.runner.rundir import FITTING, PlacedSweep, Summary
 from meshrunner.runner.rundir.files import SWEEP
 
 UNTESTED = "(not tested)"
 """Mark of an untested difference: the row or its baseline has fewer than REPEATS runs. Cells with this mark are grey."""
 OTHER = {"model": "other model", "seq_len": "other length", "batch": "other batch"}
 """Marks of differences in speed between rows that differ in a part of `Run.workload`."""
+UNREMARKABLE = ("completed", *FITTING)
+"""States of rows that need no reason. Those of planned rows say that they fit."""
 LISTED = 8
 """Maximum number of rows named per reason."""
 FACT_VALUES = 3
@@ -58,7 +60,7 @@ def columns(comparison: Comparison) -> list[Column]:
 
 def row_label(comparison: Comparison, row: Row) -> str:
     """Return the name of a row, followed by its state unless it completed: `full fsdp2 (oom)`."""
-    return comparison.name(row) + (f" ({row.state})" if row.needs_reason else "")
+    return comparison.name(row) + (f" ({row.state})" if row.state not in UNREMARKABLE else "")
 
 
 def _parameters(rows: Sequence[Row]) -> list[str]:
@@ -156,7 +158,7 @@ def reasons(comparison: Comparison) -> list[str]:
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)
-        if row.needs_reason:
+        if row.state not in UNREMARKABLE:
             alike.setdefault((row.state, row.reason), []).append(name or str(row.runs[0].path))
         for run in row.runs:
             for line in layout_remarks(run.summary):

@@ -14,7 +14,6 @@ from meshrunner.recipes.storage import read_regular
 from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.figures import Figure, error_key, merged
 from meshrunner.runner.rundir import (
-    FITTING,
     Environment,
     JsonFile,
     Layouts,
@@ -183,11 +182,6 @@ class Row:
         """The state that all runs share, or `2 completed, 1 oom` if the states of repeats differ."""
         counts = Counter(run.state for run in self.runs)
         return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {state}" for state, n in counts.items())
-
-    @property
-    def needs_reason(self) -> bool:
-        """Whether some runs neither completed nor are only planned."""
-        return self.state not in ("completed", *FITTING)
 
     @property
     def reason(self) -> str:
