@@ -18,6 +18,7 @@ GUIDES = (
     "compare",
     "runs",
     "plan",
+    "tune",
     "slurm",
     "data",
     "own_code",
