@@ -93,14 +93,14 @@ def columns(comparison: Comparison) -> list[Column]:
     lines = []
     for cell in cells(comparison):
         line = dict(zip(comparison.best_by, map(text, cell.values), strict=True))
-        line["of"] = f"{len(cell.ranked):,} of {len(cell.rows):,}"
+        line["fit"] = f"{len(cell.ranked):,} of {len(cell.rows):,}"
         if cell.ranked:
             best = cell.ranked[0]
             memory = next((gib for key in MEMORY if (gib := best.value(key)) is not None), None)
             line |= {
                 "best": _name(best, comparison),
                 WPS.title: figure_of(WPS.key).text(best.wps),
-                "": "measured" if best.measured else "predicted" if best.fits else "predicted, borderline",
+                "speed": "measured" if best.measured else "predicted" if best.fits else "predicted, borderline",
                 "MFU": figure_of("perf/mfu").text(best.value("perf/mfu_median"), ""),
                 "memory": figure_of(MEMORY[0]).text(memory, ""),
                 "ahead of": _ahead(cell, comparison),
@@ -108,7 +108,7 @@ def columns(comparison: Comparison) -> list[Column]:
         else:
             line["best"] = f"none: {_reason(cell)}"
         lines.append(line)
-    titles = [*comparison.best_by, "best", WPS.title, "", "MFU", "memory", "of", "ahead of"]
+    titles = [*comparison.best_by, "best", WPS.title, "speed", "MFU", "memory", "fit", "ahead of"]
     return [Column(title, [line.get(title, "") for line in lines]) for title in titles]
 
 

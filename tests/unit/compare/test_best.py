@@ -76,9 +76,9 @@ def test_the_table_says_why(sweep: Path) -> None:
     table = {column.title: column.cells for column in columns(divided(sweep, "nodes"))}
     assert table["launch.nodes"] == ["1", "2", "4"]
     assert table["best"] == ["fsdp2 none", "fsdp2 full", "none: 90 GiB of the 78 GiB available"]
-    assert table[""] == ["measured", "predicted", ""]
+    assert table["speed"] == ["measured", "predicted", ""]
     assert table["MFU"] == ["35.0%", "40.0%", ""] and table["memory"] == ["55.00 GiB", "60.00 GiB", ""]
-    assert table["of"] == ["4 of 4", "2 of 4", "0 of 4"]
+    assert table["fit"] == ["4 of 4", "2 of 4", "0 of 4"]
     assert table["ahead of"] == [
         "fsdp2 full by 25.0%, mostly in matmuls",
         "fsdp1 full by 2.0%, mostly in exposed communication",
