@@ -9,7 +9,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshrunner.runner.compare.comparison import MEMORY, WPS
+from meshrunner.runner.compare.cells import OTHER
+from meshrunner.runner.compare.comparison import MEMORY, WPS, other_workload
 from meshrunner.runner.compare.keys import row_name, text
 from meshrunner.runner.compare.select import fields_of, named
 from meshrunner.runner.compare.text_table import Column
@@ -20,6 +21,7 @@ from meshrunner.runner.rundir import CRASHED, FITTING, RESULTS, VERDICT, PlanRec
 if TYPE_CHECKING:
     from meshrunner.runner.compare.comparison import Comparison
     from meshrunner.runner.compare.runs import Row
+    from meshrunner.runner.figures import Figure
 
 WORK = {"matmul": "matmuls", "attention": "attention", "memory": "elementwise work", "optimizer": "the optimizer"}
 """Names of the parts of a step, by key of `perf/seconds_by_part`."""
@@ -32,7 +34,8 @@ class Candidate(NamedTuple):
     measured: bool
     fits: bool
     """False if the run is predicted to fit only just."""
-    wps: float
+    speed: float
+    """Value of `Comparison.speed` if it was measured, else predicted WPS."""
     row: Row
 
     def value(self, key: str) -> float | None:
@@ -70,17 +73,17 @@ def cells(comparison: Comparison) -> list[Cell]:
         values = tuple(fields[key].values[i][0] for key in comparison.best_by)
         cell = found.setdefault(tuple(map(text, values)), Cell(values, [], []))
         cell.rows.append(row)
-        if (candidate := _candidate(row)) is not None:
+        if (candidate := _candidate(row, comparison.speed)) is not None:
             cell.ranked.append(candidate)
     for cell in found.values():
         cell.ranked.sort(key=lambda each: each[:3], reverse=True)
     return [*found.values()]
 
 
-def _candidate(row: Row) -> Candidate | None:
+def _candidate(row: Row, figure: Figure) -> Candidate | None:
     if row.completed:
-        wps = number(row.figures.get(WPS.summary_keys[0]))
-        return None if wps is None else Candidate(True, True, wps, row)
+        speed = number(row.figures.get(figure.summary_keys[0]))
+        return None if speed is None else Candidate(True, True, speed, row)
     wps = number(row.figures.get(PREDICTION + WPS.key))
     verdict = row.counted[0].summary.verdict
     if wps is None or verdict not in FITTING or {run.state for run in row.runs} & (RESULTS | CRASHED):
@@ -97,10 +100,11 @@ def columns(comparison: Comparison) -> list[Column]:
         if cell.ranked:
             best = cell.ranked[0]
             memory = next((gib for key in MEMORY if (gib := best.value(key)) is not None), None)
+            unit = "" if best.measured or comparison.speed == WPS else f" {WPS.title}"
             line |= {
                 "best": _name(best, comparison),
-                WPS.title: figure_of(WPS.key).text(best.wps),
-                "speed": "measured" if best.measured else "predicted" if best.fits else "predicted, borderline",
+                comparison.speed.title: comparison.speed.text(best.speed) + unit,
+                "is": "measured" if best.measured else "predicted" if best.fits else "predicted, borderline",
                 "MFU": figure_of("perf/mfu").text(best.value("perf/mfu_median"), ""),
                 "memory": figure_of(MEMORY[0]).text(memory, ""),
                 "ahead of": _ahead(cell, comparison),
@@ -108,7 +112,7 @@ def columns(comparison: Comparison) -> list[Column]:
         else:
             line["best"] = f"none: {_reason(cell)}"
         lines.append(line)
-    titles = [*comparison.best_by, "best", WPS.title, "speed", "MFU", "memory", "fit", "ahead of"]
+    titles = [*comparison.best_by, "best", comparison.speed.title, "is", "MFU", "memory", "fit", "ahead of"]
     return [Column(title, [line.get(title, "") for line in lines]) for title in titles]
 
 
@@ -122,11 +126,11 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 **dict(zip(comparison.best_by, cell.values, strict=True)),
                 "best": best and best.row.values,
                 "measured": best and best.measured,
-                "perf/wps": best and best.wps,
+                "speed": best and best.speed,
                 "perf/mfu": best and best.value("perf/mfu_median"),
                 VERDICT: best and best.row.counted[0].summary.verdict,
                 "second": second and second.row.values,
-                "ahead_pct": best and second and 100 * (best.wps / second.wps - 1),
+                "ahead_pct": best and second and 100 * (best.speed / second.speed - 1),
                 "why": _ahead(cell, comparison) or None,
                 "rows": len(cell.rows),
                 "rows_that_fit": len(cell.ranked),
@@ -152,7 +156,9 @@ def _ahead(cell: Cell, comparison: Comparison) -> str:
     if len(cell.ranked) < 2 or cell.ranked[0].measured != cell.ranked[1].measured:
         return ""
     best, second = cell.ranked[:2]
-    ahead = f"{_name(second, comparison)} by {100 * (best.wps / second.wps - 1):.1f}%"
+    ahead = f"{_name(second, comparison)} by {100 * (best.speed / second.speed - 1):.1f}%"
+    if other := other_workload(best.row.runs[0], second.row.runs[0]):
+        return f"{ahead} ({OTHER[other]})"
     ours, theirs = _seconds_per_token(best.row), _seconds_per_token(second.row)
     saved = {part: theirs[part] - ours[part] for part in ours.keys() & theirs.keys()}
     part = max(saved, key=saved.__getitem__, default=None)

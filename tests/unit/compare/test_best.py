@@ -67,8 +67,8 @@ def test_a_measured_row_precedes_predictions_and_nothing_that_does_not_fit_is_be
     one, two, four = cells(divided(sweep))
     assert [cell.values for cell in (one, two, four)] == [(1,), (2,), (4,)]
     assert [each.measured for each in one.ranked] == [True, True, False, False] and len(one.rows) == 4
-    assert one.ranked[0].wps == 100.0 and one.ranked[0].row.values["parallelism"] == "fsdp2"
-    assert [(each.measured, each.wps) for each in two.ranked] == [(False, 100.0), (False, 98.0)]
+    assert one.ranked[0].speed == 100.0 and one.ranked[0].row.values["parallelism"] == "fsdp2"
+    assert [(each.measured, each.speed) for each in two.ranked] == [(False, 100.0), (False, 98.0)]
     assert four.ranked == []
 
 
@@ -76,7 +76,7 @@ def test_the_table_says_why(sweep: Path) -> None:
     table = {column.title: column.cells for column in columns(divided(sweep, "nodes"))}
     assert table["launch.nodes"] == ["1", "2", "4"]
     assert table["best"] == ["fsdp2 none", "fsdp2 full", "none: 90 GiB of the 78 GiB available"]
-    assert table["speed"] == ["measured", "predicted", ""]
+    assert table["is"] == ["measured", "predicted", ""]
     assert table["MFU"] == ["35.0%", "40.0%", ""] and table["memory"] == ["55.00 GiB", "60.00 GiB", ""]
     assert table["fit"] == ["4 of 4", "2 of 4", "0 of 4"]
     assert table["ahead of"] == [
@@ -107,7 +107,7 @@ def test_every_form_has_the_cells(sweep: Path, capsys: pytest.CaptureFixture[str
     assert (
         one["best"] == {"parallelism": "fsdp2", "activation_checkpoint": "none", "launch.nodes": 1} and one["measured"]
     )
-    assert two["perf/wps"] == 100.0 and not two["measured"] and round(two["ahead_pct"], 2) == 2.04
+    assert two["speed"] == 100.0 and not two["measured"] and round(two["ahead_pct"], 2) == 2.04
     assert four["best"] is None and four["reason"] == "90 GiB of the 78 GiB available" and four["rows_that_fit"] == 0
     assert compare([str(sweep)]) == 0
     assert "best" not in capsys.readouterr().out.split("\n")[0]
