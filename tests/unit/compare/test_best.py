@@ -123,3 +123,12 @@ def test_a_sweep_may_name_its_keys(sweep: Path) -> None:
         config = yaml.safe_load((run / "config.yaml").read_text())
         (run / "config.yaml").write_text(yaml.safe_dump(config | {"sweep": {"best_by": ["nodes"]}}))
     assert by(compare_runs(read_runs([sweep]))).best_by == ["launch.nodes"]
+
+
+def test_speeds_on_cpus_are_those_that_tables_compare_and_another_batch_is_marked(tmp_path: Path) -> None:
+    for layout, wps, cpu, batch in (("fsdp1", 120.0, 60.0, 8), ("fsdp2", 100.0, 70.0, 4)):
+        figures = {f"perf/tokens_per_cpu_s_{name}": cpu for name in ("median", "p10", "p90")}
+        make_run(tmp_path / layout, f"parallelism={layout}", f"global_batch={batch}", wps=wps, summary=figures)
+    table = {column.title: column.cells for column in columns(divided(tmp_path, "model.dim"))}
+    assert table["best"] == ["fsdp2 global_batch=4"] and table["tokens per CPU-second"] == ["70"]
+    assert table["ahead of"] == ["fsdp1 global_batch=8 by 16.7% (other batch)"]
