@@ -7,7 +7,7 @@ the configuration is checked. Hydra's public compose API supports neither sweepe
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -143,23 +143,24 @@ class Composer:
             warn(remark)
         return config
 
-    def sweep(self, config: DictConfig, ended: Callable[[Any], object]) -> None:
-        """Run Hydra's sweeper. It passes batches of jobs to the launcher, and the launcher calls `ended` after each batch."""
+    def sweep(
+        self, config: DictConfig, ended: Callable[[Any], object], jobs: Sequence[Sequence[str]] | None = None
+    ) -> None:
+        """Run Hydra's sweeper. It passes batches of jobs to the launcher, and the launcher calls `ended` after each batch. `jobs`:
+        overrides of jobs to pass as one batch instead."""
         # Hydra.multirun would compose the configuration again and put a later time into the directory's name.
         callbacks = Callbacks(config)
         callbacks.on_multirun_start(config=config, config_name=self.given["config_name"])
         context = HydraContext(config_loader=self.hydra.config_loader, callbacks=callbacks)
-        sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=ended)
-        # The check would compose every combination again, and its errors would not name the combination.
-        sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
-        sweeper.sweep(arguments=typed(config.hydra.overrides.task))
+        common: dict[str, Any] = {"config": config, "hydra_context": context, "task_function": ended}
+        if jobs is not None:
+            Plugins.instance().instantiate_launcher(**common).launch(jobs, initial_job_idx=0)
+        else:
+            sweeper = Plugins.instance().instantiate_sweeper(**common)
+            # The check would compose every combination again, and its errors would not name the combination.
+            sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
+            sweeper.sweep(arguments=typed(config.hydra.overrides.task))
         callbacks.on_multirun_end(config=config, config_name=self.given["config_name"])
-
-    def launch(self, config: DictConfig, jobs: list[list[str]], ended: Callable[[Any], object]) -> None:
-        """Pass jobs to the launcher as a sweeper does. A job is the list of its overrides."""
-        context = HydraContext(config_loader=self.hydra.config_loader, callbacks=Callbacks(config))
-        launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=ended, config=config)
-        launcher.launch(jobs, initial_job_idx=0)
 
     def _compose(self, mode: RunMode) -> DictConfig:
         """Compose the configuration, including its section `hydra`. Raise ConfigError if a setting of Hydra is not supported."""

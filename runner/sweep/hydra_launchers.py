@@ -66,7 +66,7 @@ def check_direction(config: DictConfig) -> None:
         raise ConfigError(f"hydra.sweeper minimizes, but a higher {objective} is better. Add {key}={MAXIMIZE[key]}")
 
 
-def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: list[list[str]] | None = None) -> int:
+def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Sequence[Sequence[str]] | None = None) -> int:
     """Run a sweep from the command line. Return 75 after a stop request, otherwise 1 if a run has no result, otherwise 0.
 
     config: the result of `composer.compose_sweep()`, if the caller has it already. jobs: overrides of the combinations to run;
@@ -79,10 +79,7 @@ def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: list[l
     record("folder", sweep_dir)
     try:
         with _restored_unless_placed(sweep_dir), suppress(StopSweep):
-            if jobs is None:
-                composer.sweep(config, statuses.append)
-            else:
-                composer.launch(config, jobs, statuses.append)
+            composer.sweep(config, statuses.append, jobs)
             if statuses and config.hydra.sweeper._target_ != TUNE_SWEEPER:
                 statuses.append(execute_further_rounds(sweep_dir))
     except MissingConfigException:
