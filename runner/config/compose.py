@@ -146,8 +146,10 @@ class Composer:
     def sweep(
         self, config: DictConfig, ended: Callable[[Any], object], jobs: Sequence[Sequence[str]] | None = None
     ) -> None:
-        """Run Hydra's sweeper. It passes batches of jobs to the launcher, and the launcher calls `ended` after each batch. `jobs`:
-        overrides of jobs to pass as one batch instead."""
+        """Run Hydra's sweeper. It passes batches of jobs to the launcher, and the launcher calls `ended` after each batch.
+
+        jobs: overrides of jobs to pass as one batch instead.
+        """
         # Hydra.multirun would compose the configuration again and put a later time into the directory's name.
         callbacks = Callbacks(config)
         callbacks.on_multirun_start(config=config, config_name=self.given["config_name"])
