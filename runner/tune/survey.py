@@ -97,12 +97,9 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
     best = int(speeds.mean(axis=1).argmax())
     lines = [f"{counted(len(jobs), 'combination')}: {parts}, {len(fits):,} left; predicted best: {names[best]}"]
     lines += _frequent(impossible + unpredicted)
-    numbers = {job.runs[0].run_dir: number for number, (job, _) in enumerate(fits)}
-    in_cells = [
-        [numbers[jobs[i].runs[0].run_dir] for i in cell if jobs[i].runs[0].run_dir in numbers] for cell in _cells(jobs)
-    ]
     options = [{key_of(each): each.partition("=")[2] for each in overrides} for overrides in own]
-    return Survey([job for job, _ in fits], names, Prior(Response(points, speeds), spread, options), in_cells, lines)
+    left = [job for job, _ in fits]
+    return Survey(left, names, Prior(Response(points, speeds), spread, options), _cells(left), lines)
 
 
 def _frequent(reasons: Iterable[str]) -> list[str]:
