@@ -71,7 +71,11 @@ class Slurm(Section):
     cpus_per_gpu: CountOrNull
     """CPUs to request per GPU for a run that uses only some GPUs of its nodes; null: the cluster's default."""
     time: Annotated[str | None, BeforeValidator(_time)]
-    """Time limit as quoted text, '12:00:00' or '2-00:00:00' (YAML reads 12:00:00 as a number); null: the partition's limit."""
+    """Time limit as quoted text, '12:00:00' or '2-00:00:00' (YAML reads 12:00:00 as a number).
+
+    null: twice the predicted time of all steps, plus launch.start_timeout_minutes. The partition's limit applies if it is shorter
+    or the run has no prediction.
+    """
     max_parallel: CountOrNull
     """Maximum number of runs in a sweep's job array that SLURM executes at the same time; null: no limit."""
     max_requeues: Annotated[int, whole(at_least=0)]

@@ -4,38 +4,57 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import replace_file
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import counted, say, shown, warn
 from meshrunner.runner.process.signals import interruptible
-from meshrunner.runner.rundir import RESULTS, Submission, condition, owner_is_alive, read_status, update_status
-from meshrunner.runner.rundir.files import LOGS, SLURM_JOB, SLURM_SETTINGS, slurm_script, write_json
+from meshrunner.runner.rundir import (
+    RESULTS,
+    PlanRecord,
+    Submission,
+    condition,
+    owner_is_alive,
+    read_status,
+    update_status,
+)
+from meshrunner.runner.rundir.files import LOGS, PLAN, SLURM_JOB, SLURM_SETTINGS, slurm_script, write_json
 from meshrunner.runner.slurm.client import job_id, jobs, slurm
 from meshrunner.runner.slurm.script import sbatch_script
 from meshrunner.runner.slurm.settings import Nodes, Slurm
+from meshrunner.runner.slurm.time_limit import predicted_limit
 
 POLL_S = 2.0
 
 
 def submit_runs(
-    folder: Path, experiments: Mapping[Path, Experiment], settings: Slurm, names: Sequence[str] = ()
+    folder: Path,
+    experiments: Mapping[Path, Experiment],
+    settings: Slurm,
+    names: Sequence[str] = (),
+    plans: Mapping[Path, dict[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Submit runs, or only print their scripts if `settings.dry_run` is set. If SLURM rejects a script, raise ConfigError.
 
     Runs that request the same numbers of nodes and GPUs form one job array. Its task N executes names[N]. names: all runs of a
-    sweep, as in runs.txt, or () for a single run.
+    sweep, as in runs.txt, or () for a single run. plans: predictions of runs whose directories may lack plan.json.
     """
     arrays: dict[Nodes, dict[int | None, Path]] = {}
     for run_dir, experiment in experiments.items():
         settings.fit(experiment)
         task = names.index(run_dir.name) if names else None
         arrays.setdefault(settings.request(experiment), {})[task] = run_dir
-    scripts = [
-        sbatch_script(folder, settings, nodes, [task for task in runs if task is not None])
-        for nodes, runs in arrays.items()
-    ]
+    scripts = []
+    for nodes, runs in arrays.items():
+        planned = (
+            (experiments[each], plans.get(each) or PlanRecord.peek(each / PLAN).as_json()) for each in runs.values()
+        )
+        time_limit = settings.time or predicted_limit(planned, settings.partition)
+        timed = settings.model_copy(update={"time": time_limit})
+        scripts.append(sbatch_script(folder, timed, nodes, [task for task in runs if task is not None]))
     if settings.dry_run:
         say("".join(scripts), end="")
         return

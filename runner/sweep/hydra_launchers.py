@@ -186,7 +186,8 @@ def launch_slurm(
     runs = {run.run_dir: job.experiment for job, run in batch.ordered if not job.reason}
     todo = to_submit([*earlier, *runs], batch.combinations[0].experiment.sweep.rerun, quiet=settings.dry_run)
     experiments = {run_dir: runs.get(run_dir) or check(read_config(run_dir)) for run_dir in todo}
-    submit_runs(batch.sweep_dir, experiments, settings, names)
+    plans = {run.run_dir: job.plan for job, run in batch.ordered}
+    submit_runs(batch.sweep_dir, experiments, settings, names, plans)
     if settings.dry_run or not settings.wait:
         return []
     ended(wait([run.run_dir for _, run in batch.ordered]))

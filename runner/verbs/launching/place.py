@@ -1,6 +1,7 @@
 """`meshrunner place`: write run directories without starting any run."""
 
 from collections.abc import Callable
+from typing import Any
 
 from meshrunner.runner.config.compose import Composed, Composer
 from meshrunner.runner.config.experiment import Experiment, check
@@ -28,9 +29,11 @@ def place(arguments: list[str]) -> int:
 
 def write_run(
     composed: Composed, workers_of: Callable[[Experiment], int], *, here: bool, dry_run: bool = False
-) -> Experiment:
-    """Check a run and, unless `dry_run`, write its directory. `here`: whether the run starts on this machine at once. If not,
-    also predict the run."""
+) -> tuple[Experiment, dict[str, Any]]:
+    """Check a run and, unless `dry_run`, write its directory. Return it and the content of plan.json.
+
+    `here`: whether the run starts on this machine at once. If not, also predict the run.
+    """
     with naming("checking the configuration"):
         experiment = check(composed.config)
         workers = workers_of(experiment)
@@ -41,4 +44,4 @@ def write_run(
             plan = predict_single_run(composed.config, experiment, workers, here=False)
     if not dry_run:
         place_run(composed.config, composed.run_dir, composed.overrides, plan)
-    return experiment
+    return experiment, plan

@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> int:
     from meshrunner.runner.sweep.preflight import save_prediction
     from meshrunner.runner.verbs.launching.place import write_run
 
-    experiment = write_run(composed, workers_here, here=True)
+    experiment, _ = write_run(composed, workers_here, here=True)
     warm(experiment.launch.env)  # may replace the forkserver, which must not have children yet
     predicted = composed.run_dir, composed.config, experiment, workers_here(experiment)
     prediction = Thread(target=save_prediction, args=predicted, daemon=True)

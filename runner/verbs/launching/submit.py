@@ -54,8 +54,8 @@ def submit_one(composed: Composed) -> int:
     """Submit a single run and return the exit status."""
     settings = Slurm.read(composed.launcher)
     composed = settings.apply_to(composed)
-    experiment = write_run(composed, settings.workers, here=False, dry_run=settings.dry_run)
-    submit_runs(composed.run_dir, {composed.run_dir: experiment}, settings)
+    experiment, plan = write_run(composed, settings.workers, here=False, dry_run=settings.dry_run)
+    submit_runs(composed.run_dir, {composed.run_dir: experiment}, settings, plans={composed.run_dir: plan})
     return _wait_for_one(composed.run_dir) if settings.wait and not settings.dry_run else 0
 
 
