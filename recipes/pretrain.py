@@ -6,48 +6,39 @@
 is fixed, because each step changes modules or parameters that the next step uses.
 """
 
-from __future__ import annotations
-
 import gc
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.optim import Optimizer
 
+from meshrunner.recipes.checkpoint.base import Saver
 from meshrunner.recipes.checkpoint.on_disk import Consumed, Training, choose_checkpoint
-from meshrunner.recipes.compile.cuda_graph import CapturedStep
+from meshrunner.recipes.compile.cuda_graph import CapturedStep, Metrics
 from meshrunner.recipes.data.base import DataSpec
-from meshrunner.recipes.data.loader import Loader
+from meshrunner.recipes.data.loader import Batches, Loader
 from meshrunner.recipes.determinism import compute_deterministically
 from meshrunner.recipes.errors import TooLarge
 from meshrunner.recipes.loss.base import cross_entropy
+from meshrunner.recipes.meter import Meter
 from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.model.init_weights import Initialiser
-from meshrunner.recipes.model.network import network_of
+from meshrunner.recipes.model.network import Network, network_of
 from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm
 from meshrunner.recipes.optim.optimizer import step_if_finite
 from meshrunner.recipes.parallelism.mesh import build_mesh, data_groups, split_model
+from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
+from meshrunner.recipes.recipe import Recipe
 from meshrunner.recipes.stop import stop_agreement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.optim import Optimizer
-
-    from meshrunner.recipes.checkpoint.base import Saver
-    from meshrunner.recipes.compile.cuda_graph import Metrics
-    from meshrunner.recipes.data.loader import Batches
-    from meshrunner.recipes.meter import Meter
-    from meshrunner.recipes.model.network import Network
-    from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
-    from meshrunner.recipes.recipe import Recipe
 
 
 def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn.Module, list[Trainable], int]:

@@ -4,28 +4,23 @@ A replay uses the memory addresses and the Python numbers of the captured step. 
 a tensor at a fixed address, which is filled before a replay: the batch and the learning rate.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import graph as autograd_graph
+from torch.optim import Optimizer
 
 from meshrunner.recipes.compile.base import WARM_UP
+from meshrunner.recipes.data.loader import Batches
 from meshrunner.recipes.errors import ConfigError
 
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-    from meshrunner.recipes.data.loader import Batches
-
-    Metrics = tuple[Tensor, Tensor, dict[str, Tensor]]
-    """Loss, gradient norm and further metrics of a step, 0-d."""
+Metrics = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""Loss, gradient norm and further metrics of a step, 0-d."""
 
 
 class CapturedStep:

@@ -1,19 +1,15 @@
 """Micro batches of one data-parallel rank, prefetched during the previous step."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import suppress
 from queue import Empty, Queue
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from meshrunner.recipes.data.base import Sequences
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    Batches = list[tuple[Tensor, Tensor]]
+Batches = list[tuple[Tensor, Tensor]]
 
 
 class Loader:
@@ -74,8 +70,6 @@ class Loader:
             self._ready.put(error)
 
     def _read(self, step: int) -> Tensor:
-        import torch
-
         rows = torch.from_numpy(self._sequences.rows((step - 1) * self._global_batch + self._offset, self._rows))
         if self._device.type != "cuda":
             return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshrunner.recipes.parallelism.base import Degrees
+from meshrunner.recipes.parallelism.base import Degrees, Parallelism
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from meshrunner.recipes.model.network import Network
-    from meshrunner.recipes.parallelism.base import Parallelism
 
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:

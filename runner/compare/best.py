@@ -3,25 +3,19 @@
 The best row is the fastest that was measured or, if none was, the fastest that is predicted to fit.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from meshrunner.runner.compare.cells import OTHER
-from meshrunner.runner.compare.comparison import MEMORY, WPS, other_workload
+from meshrunner.runner.compare.comparison import MEMORY, WPS, Comparison, other_workload
 from meshrunner.runner.compare.keys import row_name, text
+from meshrunner.runner.compare.runs import Row
 from meshrunner.runner.compare.select import fields_of, named
 from meshrunner.runner.compare.text_table import Column
 from meshrunner.runner.console import one_line
-from meshrunner.runner.figures import PREDICTION, figure_of, number
+from meshrunner.runner.figures import PREDICTION, Figure, figure_of, number
 from meshrunner.runner.rundir import CRASHED, FITTING, RESULTS, VERDICT, PlanRecord
-
-if TYPE_CHECKING:
-    from meshrunner.runner.compare.comparison import Comparison
-    from meshrunner.runner.compare.runs import Row
-    from meshrunner.runner.figures import Figure
 
 WORK = {"matmul": "matmuls", "attention": "attention", "memory": "elementwise work", "optimizer": "the optimizer"}
 """Names of the parts of a step, by key of `perf/seconds_by_part`."""

@@ -3,12 +3,11 @@
 If the prediction of a run fails or takes too long, the run starts anyway.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from meshrunner.runner.config.devices import expected_device_type
 from meshrunner.runner.config.experiment import Experiment
@@ -17,11 +16,7 @@ from meshrunner.runner.console import counted, naming, one_line, warn
 from meshrunner.runner.predict import DOES_NOT_FIT, NOT_IN_TIME, NOT_PLANNED, Forecast, predict_all
 from meshrunner.runner.rundir import RESULTS, PlanRecord, read_state
 from meshrunner.runner.rundir.files import PLAN
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from meshrunner.runner.sweep.combinations import Combination, SweepBatch, Target
+from meshrunner.runner.sweep.combinations import Combination, SweepBatch, Target
 
 Progress = Callable[[int, int], object]
 BUDGET_S = 60.0

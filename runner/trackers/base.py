@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field, SerializeAsAny, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.option import Affects, Option, chosen
-
-if TYPE_CHECKING:
-    from meshrunner.runner.rundir import StepRow
-    from meshrunner.runner.trackers.description import RunRecord, SweepRecord
+from meshrunner.runner.rundir import StepRow
+from meshrunner.runner.trackers.description import RunRecord, SweepRecord
 
 
 class Sink(Protocol):
@@ -66,9 +64,7 @@ class Tracker(Option):
 class NoTracker(Tracker):
     """No tracker: the run directory is the only record."""
 
-    @property
-    def active(self) -> bool:
-        return False
+    active: ClassVar[bool] = False
 
     def open(self, run: RunRecord) -> Sink:
         raise NotImplementedError("it is not active")

@@ -3,25 +3,21 @@
 The W&B runs of a sweep form a W&B group. At the sweep's end, one more W&B run, of job type `comparison`, gets the table.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
 from meshrunner.recipes.secrets import is_secret
+from meshrunner.runner.rundir import StepRow
 from meshrunner.runner.rundir.files import WANDB
 from meshrunner.runner.trackers.base import Sink, Tracker
-
-if TYPE_CHECKING:
-    from meshrunner.runner.rundir import StepRow
-    from meshrunner.runner.trackers.description import RunRecord, SweepRecord
+from meshrunner.runner.trackers.description import RunRecord, SweepRecord
 
 COMPARISON = "comparison"
 """Job type of the W&B run that holds a sweep's comparison table, and the table's key in this W&B run."""

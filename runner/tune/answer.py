@@ -1,32 +1,25 @@
 """Prints the answer of a tune, and writes the best combination and the fitted hardware as options of config groups."""
 
-from __future__ import annotations
-
 import shlex
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
+from omegaconf import DictConfig
 
 from meshrunner.recipes.config_keys import differences
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import replace_file
 from meshrunner.runner import shipped
 from meshrunner.runner.calibrate import as_yaml, calibrate_device
-from meshrunner.runner.compare.comparison import compare_sweep
+from meshrunner.runner.compare.comparison import Comparison, compare_sweep
 from meshrunner.runner.config.compose import resolve_config, typed
 from meshrunner.runner.console import console, naming, one_line, say, shown, table_of, warn
 from meshrunner.runner.figures import figure_of, speed_figure
 from meshrunner.runner.rundir import key_of
 from meshrunner.runner.tune.search import UNLIKELY, Found, Search
 from meshrunner.runner.tune.survey import SET_BY_TUNE
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from omegaconf import DictConfig
-
-    from meshrunner.runner.compare.comparison import Comparison
 
 MFU = figure_of("perf/mfu")
 TUNED = "hardware/tuned.yaml"

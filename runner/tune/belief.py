@@ -12,8 +12,6 @@ section 2.7), as far as the prediction is linear in the logarithms of the consta
 probable values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Chooses which combinations to run next, and says how far the best one so far may be from the fastest."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import NamedTuple
 

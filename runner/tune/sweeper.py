@@ -5,12 +5,11 @@ from wave to wave thus cancel out. The number of a wave is the number of the rep
 treats waves as rounds. All decisions depend on the runs on disk alone, so the same command continues after any interruption.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import grid, plain, resolve_config
@@ -26,11 +25,6 @@ from meshrunner.runner.sweep.hydra_launchers import StopSweep
 from meshrunner.runner.tune.answer import report
 from meshrunner.runner.tune.search import Search
 from meshrunner.runner.tune.survey import survey
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from omegaconf import DictConfig
 
 
 def tune(loader: Any, config: DictConfig, ended: Callable[[int], object]) -> None:

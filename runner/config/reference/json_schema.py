@@ -1,20 +1,15 @@
 """Build JSON schemas (draft 2020-12) of configurations and of the files in conf/, with field docstrings as descriptions."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import CoreSchema, ModelSchema
 
 from meshrunner.recipes.option import Option, Section
-
-if TYPE_CHECKING:
-    from pydantic.json_schema import JsonSchemaValue
-    from pydantic_core.core_schema import CoreSchema, ModelSchema
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OWN_CLASS = r"^[\w.]+:[\w.]+$"

@@ -1,11 +1,6 @@
 """Answers Hydra's information flags (--help, --cfg, --info) instead of executing the verb."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from meshrunner.runner.config.compose import Composer
+from meshrunner.runner.config.compose import Composer
 
 LISTED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.mode", "hydra.sweeper.params")
 """Hydra's keys that `run --help` lists."""
