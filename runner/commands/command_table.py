@@ -30,11 +30,9 @@ HYDRA = (
 
 _COMMANDS = (
     Command(
-        "run",
-        "launching",
+        "launching/run",
         "train; with -m, run every combination of a sweep",
-        (),
-        (MULTIRUN, *HYDRA),
+        own_options=(MULTIRUN, *HYDRA),
         description="Compose the configuration, check it, predict whether it fits, write a run directory and train. "
         "Run directories are created below runs/, sweep directories below sweeps/.",
         examples=("run", "run model=llama_tiny parallelism=fsdp1 steps=100", "run -m parallelism=fsdp1,fsdp2"),
@@ -42,11 +40,9 @@ _COMMANDS = (
         executes=True,
     ),
     Command(
-        "tune",
-        "launching",
+        "launching/tune",
         "find the fastest configuration that fits: predict all, run a few",
-        (),
-        (BEST_BY, *HYDRA),
+        own_options=(BEST_BY, *HYDRA),
         description="Predict every combination of the given values, run the most promising ones in waves, and learn from each "
         "wave. If no values are given, space=layouts varies layout, recomputation, compilation and micro batch. "
         "`resume DIR` continues a search.",
@@ -58,8 +54,7 @@ _COMMANDS = (
         executes=True,
     ),
     Command(
-        "resume",
-        "launching",
+        "launching/resume",
         "continue a run, or execute the unfinished runs of a sweep",
         (DIRECTORY,),
         (Flag(("--force",), "continue although the configuration differs from the checkpoint's"),),
@@ -70,8 +65,7 @@ _COMMANDS = (
         executes=True,
     ),
     Command(
-        "submit",
-        "launching",
+        "launching/submit",
         "submit runs to SLURM",
         (DIRECTORY,),
         (Flag(("--dry-run",), "print the sbatch script and do nothing"), MULTIRUN, *HYDRA),
@@ -85,29 +79,23 @@ _COMMANDS = (
         fails_if="a run of DIR is damaged, or, with hydra.launcher.wait=true, a run failed",
     ),
     Command(
-        "place",
-        "launching",
+        "launching/place",
         "write run directories, start nothing",
-        (),
-        (MULTIRUN, *HYDRA),
+        own_options=(MULTIRUN, *HYDRA),
         description="`resume DIR` executes the runs, here or on another machine.",
         examples=("place -m parallelism=fsdp1,fsdp2 hydra.sweep.dir=sweeps/layouts",),
     ),
     Command(
-        "show",
-        "planning",
+        "planning/show",
         "print parameters, FLOPs, mesh, memory and wrap plan of a run",
-        (),
-        (Flag(("--config",), "also print the resolved configuration"), *HYDRA),
+        own_options=(Flag(("--config",), "also print the resolved configuration"), *HYDRA),
         description="Nothing is started and no GPU is needed.",
         examples=("show model=llama3_70b hardware=h100_80gb launch.nodes=8",),
     ),
     Command(
-        "plan",
-        "planning",
+        "planning/plan",
         "predict whether runs fit and how fast they are, without a GPU",
-        (),
-        (
+        own_options=(
             Flag(("--json",), "print a JSON object, or with -m a list of objects"),
             Flag(("--active",), "predict reserved memory only if the memory of tensors does not decide (faster)"),
             Flag(("--max",), "find the largest value of KEY that fits", "KEY"),
@@ -129,8 +117,7 @@ _COMMANDS = (
         ),
     ),
     Command(
-        "calibrate",
-        "planning",
+        "planning/calibrate",
         "fit the constants of a device to measured runs",
         (DIRECTORIES,),
         (
@@ -144,8 +131,7 @@ _COMMANDS = (
         examples=("calibrate sweeps/widths --out configs/hardware/mine.yaml",),
     ),
     Command(
-        "compare",
-        "records",
+        "records/compare",
         "show which settings vary between runs and what they change",
         (DIRECTORIES,),
         (
@@ -183,8 +169,7 @@ _COMMANDS = (
         found_if="a rule of --fail-if failed",
     ),
     Command(
-        "ls",
-        "records",
+        "records/ls",
         "list runs and sweeps, newest first",
         (Argument("directories", "DIR", "where to look; by default runs and sweeps, or the current directory", "any"),),
         (
@@ -200,15 +185,13 @@ _COMMANDS = (
         examples=("ls", "ls --where state=oom --limit 0", "ls sweeps --json"),
     ),
     Command(
-        "status",
-        "records",
+        "records/status",
         "show the progress of every run, also while it is running",
         (DIRECTORIES,),
         examples=("status sweeps/layouts",),
     ),
     Command(
-        "cancel",
-        "records",
+        "records/cancel",
         "stop running and waiting runs, here and in SLURM's queue",
         (DIRECTORY,),
         description="Waiting runs stay pending and running runs become interrupted. `resume DIR` continues both.",
@@ -216,8 +199,7 @@ _COMMANDS = (
         fails_if="some runs could not be examined because their files are damaged",
     ),
     Command(
-        "sync",
-        "records",
+        "records/sync",
         "upload W&B runs that were recorded offline",
         (Argument("directories", "DIR", "where to look for runs, at any depth", "several"),),
         (Flag(("--dry-run",), "print what would be uploaded and do nothing"),),
@@ -225,8 +207,7 @@ _COMMANDS = (
         fails_if="a run could not be uploaded",
     ),
     Command(
-        "help",
-        "reference",
+        "reference/help",
         "explain a verb, key, group or option",
         (Argument("term", "TERM", "a verb, key, group or option: run, lr, optimizer, optimizer=adamw", "one", "term"),),
         (Flag(CONFIG_DIR, "also search this directory of your own groups and options", "DIR", "directory"),),
@@ -234,14 +215,13 @@ _COMMANDS = (
         examples=("help lr", "help optimizer=adamw", "help hydra.launcher.time"),
     ),
     Command(
-        "schema",
-        "reference",
+        "reference/schema",
         "print a JSON schema of a run's config.yaml or of a group's files",
         (Argument("group", "GROUP", "a group, such as model; by default, all of config.yaml", "optional", "group"),),
         description="Editors use the schema to complete and check YAML files.",
         examples=("schema model",),
     ),
-    Command("doctor", "reference", "report what this machine has, what is missing and why it matters"),
+    Command("reference/doctor", "report what this machine has, what is missing and why it matters"),
 )
 
 COMMANDS = {command.verb: command for command in _COMMANDS}

@@ -64,7 +64,7 @@ HELP = Flag(("-h", "--help"), "show this help")
 
 
 class Command:
-    """A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`.
+    """A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`. path: `ROOM/VERB`.
 
     A verb that takes Hydra overrides accepts overrides or `arguments`, but not both. fails_if, found_if: the reasons for exit
     status 1 and 3, "" if the verb never returns it. executes: whether the verb writes run directories, not only prints results.
@@ -72,8 +72,7 @@ class Command:
 
     def __init__(
         self,
-        verb: str,
-        room: str,
+        path: str,
         summary: str,
         arguments: tuple[Argument, ...] = (),
         own_options: tuple[Flag, ...] = (),
@@ -84,10 +83,11 @@ class Command:
         found_if: str = "",
         executes: bool = False,
     ) -> None:
-        self.verb, self.room, self.summary, self.description, self.examples = verb, room, summary, description, examples
+        self.room, _, self.verb = path.partition("/")
+        self.summary, self.description, self.examples = summary, description, examples
         self.arguments, self.own_options = arguments, own_options
         self.fails_if, self.found_if, self.executes = fails_if, found_if, executes
-        self.module = f"meshrunner.runner.verbs.{room}.{verb}"
+        self.module = f"meshrunner.runner.verbs.{self.room}.{self.verb}"
         self.options = (*own_options, HELP)
         self.overrides = any(option.hydra for option in own_options)
         """Whether the verb takes Hydra's overrides."""
