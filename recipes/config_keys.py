@@ -26,6 +26,12 @@ def value_at(values: Any, path: str) -> Any:
     return values
 
 
+def with_value(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Return a copy of nested mappings with another value at a dotted path. Add mappings that are missing on the way."""
+    name, _, rest = path.partition(".")
+    return values | {name: with_value(values.get(name, {}), rest, value) if rest else value}
+
+
 def same_value(one: Any, other: Any) -> bool:
     """Return whether two settings are equal. 1 equals 1.0, but not true or '1'."""
     if isinstance(one, list) and isinstance(other, list):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from meshrunner.recipes.config_keys import with_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.calibrate.fit import Fitted, MeasuredRun, constant, fit, leave_one_out_errors
 from meshrunner.runner.compare.comparison import WPS, compare_runs
-from meshrunner.runner.compare.keys import row_name
 from meshrunner.runner.compare.runs import Row, read_runs
 from meshrunner.runner.config import consistency
 from meshrunner.runner.config.devices import ExpectedDevices
@@ -85,7 +85,7 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
     candidates: list[_Candidate] = []
     left_out: dict[str, str] = {}
     for row in comparison.rows:
-        name = row_name(row.values, comparison.keys) or row.runs[0].path.name
+        name = comparison.name(row)
         try:
             candidates.append(_candidate(name, row))
         except ConfigError as error:
@@ -135,7 +135,7 @@ def _candidate(name: str, row: Row) -> _Candidate:
     workers, threads, device_type = environment.workers, environment.threads, environment.device_type
     if workers is None or threads is None or device_type is None or summary.device is None:
         raise ConfigError("its records do not name the devices it used")
-    experiment = check(run.config | {"launch": run.config["launch"] | {"workers": workers}}).on(device_type)
+    experiment = check(with_value(run.config, "launch.workers", workers)).on(device_type)
     consistency.fit(experiment, workers)
     if reason := experiment.parallelism.untraceable():
         raise ConfigError(reason)

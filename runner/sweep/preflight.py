@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshrunner.recipes.config_keys import with_value
 from meshrunner.runner.config.devices import expected_device_type
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
@@ -79,10 +80,7 @@ def predicted_plans(
     """Return the content of plan.json for each run, or {} with a warning if the prediction fails. `workers`: workers per node."""
     if not configs:
         return []
-    resolved = [
-        config | {"launch": config["launch"] | {"workers": count}}
-        for config, count in zip(configs, workers, strict=True)
-    ]
+    resolved = [with_value(config, "launch.workers", count) for config, count in zip(configs, workers, strict=True)]
     try:
         found = predict_all(resolved, active_only=True, within_s=BUDGET_S, progress=progress)
     except Exception as error:  # for example, the forkserver was killed or the disk is full

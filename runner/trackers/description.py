@@ -2,13 +2,12 @@
 
 import secrets
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, Self
 
-from meshrunner.recipes.config_keys import affecting, differences, flatten
+from meshrunner.recipes.config_keys import affecting, differences, flatten, value_at, with_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects
 from meshrunner.runner import shipped
@@ -149,15 +148,10 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
     if summary.world_size is None and environment.workers is not None:  # the run ended too early to record it
         facts["world_size"] = config["launch"]["nodes"] * environment.workers
     resolved = environment.resolved | {"data.vocab_size": (summary.data or {}).get("tokenizer_vocab")}
-    nested = deepcopy(config)
     for key, value in resolved.items():
-        *path, last = key.split(".")
-        section: Any = nested
-        for name in path:
-            section = section.get(name) if isinstance(section, dict) else None
-        if isinstance(section, dict) and last in section and value is not None:
-            section[last] = value
-    return nested | {key: value for key, value in facts.items() if value is not None}
+        if value is not None and value_at(config, key) is not ...:
+            config = with_value(config, key, value)
+    return config | {key: value for key, value in facts.items() if value is not None}
 
 
 def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

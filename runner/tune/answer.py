@@ -8,7 +8,7 @@ import numpy as np
 import yaml
 from omegaconf import DictConfig
 
-from meshrunner.recipes.config_keys import differences
+from meshrunner.recipes.config_keys import differences, with_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import replace_file
 from meshrunner.runner import shipped
@@ -114,13 +114,8 @@ def _write_best(loader: Any, config: DictConfig, search: Search, best: int, name
     plain = resolve_config(loader.load_sweep_config(config, options), None)
     content: dict[str, Any] = {"defaults": [{f"override /{group}": choice} for group, choice in choices.items()]}
     for key, _, value in differences(plain.config, run.config):
-        *sections, last = key.split(".")
-        if value is ... or key.partition(".")[0] in ("sweep", "tune"):
-            continue
-        place = content
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
+        if value is not ... and key.partition(".")[0] not in ("sweep", "tune"):
+            content = with_value(content, key, value)
     title = f"# @package _global_\n# The fastest combination of {search.sweep_dir.name}: {search.names[best]}\n"
     _write(search.sweep_dir / f"experiment/{name}.yaml", title + yaml.safe_dump(content, sort_keys=False, width=120))
     folder = shlex.quote(str(shown(search.sweep_dir)))
