@@ -31,7 +31,7 @@ PUBLIC = {
     "forecast": "BORDERLINE DOES_NOT_FIT FITS NOT_PLANNED Forecast MemoryForecast SpeedForecast Verdict why",
     "pool": "NOT_IN_TIME predict_all",
     "replay.page.render": "write_page",
-    "search": "LargestThatFits check_whole largest_of_each largest_that_fits predict_config",
+    "search": "Planned check_whole largest_of_each largest_that_fits predict_config",
     "workload": "Workload trace_workload",
 }
 """Public names of this package, keyed by the module that defines them."""

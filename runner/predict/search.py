@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshrunner.recipes.config_keys import value_at
+from meshrunner.recipes.config_keys import value_at, with_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import check_on_devices
@@ -18,16 +18,17 @@ SCANNED = 2**12
 
 
 @dataclass(frozen=True)
-class LargestThatFits:
-    """Result of the search for the largest value of `key`. Its JSON has `max` and `tried`, followed by the keys of a forecast."""
+class Planned:
+    """A forecast and, with `plan --max`, the search for the largest value of `key`. Its JSON has the keys of a forecast, after a
+    search preceded by `max` and `tried`."""
 
-    key: str
-    value: int | None
-    """Largest value that fits, or None if no value fits."""
-    tried: list[int]
-    """Values for which the run was predicted, in order of prediction. Empty if the run cannot be predicted."""
     forecast: Forecast
-    """Forecast for `value`, or for the first value tried if no value fits."""
+    """After a search: the forecast for `value`, or for the first value tried if no value fits."""
+    key: str = ""
+    value: int | None = None
+    """Largest value that fits, or None if no value fits."""
+    tried: Sequence[int] = ()
+    """Values for which the run was predicted, in this order. Empty without a search, and if the run cannot be predicted."""
 
     @property
     def findings(self) -> list[str]:
@@ -52,7 +53,7 @@ def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: 
     return predict(experiment, device, active_only=active_only, with_timeline=with_timeline)
 
 
-def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> LargestThatFits:
+def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> Planned:
     """Find the largest whole number for a key with which a run fits. Raise ConfigError if every number tried is invalid, or if
     the key's value in the composed configuration is not a whole number, null or auto."""
     found: dict[int, Forecast] = {}
@@ -69,12 +70,12 @@ def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, 
     shown = value or next(iter(found))
     forecast = found[shown]
     if forecast.verdict.answer == NOT_PLANNED:
-        return LargestThatFits(key, None, [], forecast)
+        return Planned(forecast)
     if with_timeline:
         config = _composed([*overrides, f"{key}={shown}"])
         drawn = predict_config(config, active_only=active_only, with_timeline=True)
         forecast = replace(forecast, timeline=drawn.timeline)
-    return LargestThatFits(key, value, list(found), forecast)
+    return Planned(forecast, key, value, list(found))
 
 
 def largest_of_each(
@@ -111,7 +112,7 @@ def check_whole(config: dict[str, Any], key: str) -> None:
 def _allowed(config: dict[str, Any], key: str) -> Callable[[int], bool]:
     def allowed(value: int) -> bool:
         try:
-            check_on_devices(_with(config, key, value))
+            check_on_devices(with_value(config, key, value))
         except ConfigError:
             return False
         return True
@@ -166,8 +167,3 @@ def _composed(overrides: Sequence[str]) -> dict[str, Any]:
     run = Composer("plan", list(overrides)).single_run()
     assert run is not None, "a grid has no --max"
     return run.config
-
-
-def _with(config: dict[str, Any], key: str, value: int) -> dict[str, Any]:
-    name, _, rest = key.partition(".")
-    return config | {name: _with(config[name], rest, value) if rest else value}

@@ -9,7 +9,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
 from meshrunner.runner.console import console, say, table_of
-from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, LargestThatFits, largest_that_fits, predict_config
+from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, Planned, largest_that_fits, predict_config
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.rundir import FITTING, key_of
@@ -31,19 +31,16 @@ def plan(arguments: list[str]) -> int:
     for flag in ("best_by", "top", "run", "submit"):
         if getattr(options, flag):
             raise ConfigError(f"plan: --{flag.replace('_', '-')} works with several combinations: add -m")
-    with_timeline, findings = options.html is not None, []
+    how = {"active_only": options.active, "with_timeline": options.html is not None}
     if options.max is None:
-        found: Forecast | LargestThatFits = predict_config(
-            composed.config, active_only=options.active, with_timeline=with_timeline
-        )
+        planned = Planned(predict_config(composed.config, **how))
     else:
-        found = largest_that_fits(overrides, options.max, active_only=options.active, with_timeline=with_timeline)
-        findings = found.findings
+        planned = largest_that_fits(overrides, options.max, **how)
     if options.max != "seq_len":
         warn_of_short_sequences([composed])
-    forecast = found.forecast if isinstance(found, LargestThatFits) else found
+    forecast, findings = planned.forecast, planned.findings
     if options.json:
-        print(json.dumps(found.as_json(), indent=2))
+        print(json.dumps(planned.as_json(), indent=2))
     else:
         _show(forecast, findings)
     if options.html is not None:
