@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects, AutoCount, Count, Option, whole
-from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParameters
+from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParameters, Units
 from meshrunner.recipes.parallelism.wrap_policy import RESHARD, Reshard, WrapPlan
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.model.init_weights import Initialiser
     from meshrunner.recipes.model.network import Network
-    from meshrunner.recipes.parallelism.buffers.placement import Schedule
+    from meshrunner.recipes.parallelism.buffers.placement import BufferSchedules
     from meshrunner.recipes.precision.base import Precision
 
 
@@ -205,10 +205,8 @@ class Parallelism(Option):
         weights, trained = (-(-count // degrees.shard) for count in (unit.trained + unit.frozen, unit.trained))
         return Stored(weights, trained, trained)
 
-    def buffer_schedules(
-        self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
-    ) -> tuple[Schedule, Schedule] | None:
-        """Return the schedules of the all-gather and the reduce-scatter buffers; None if unknown. units: in forward order."""
+    def buffer_schedules(self, units: Units, precision: Precision, degrees: Degrees) -> BufferSchedules | None:
+        """Return the schedules of the communication buffers; None if unknown."""
         return None
 
     def shard_groups(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.option import whole
 from meshrunner.recipes.parallelism.base import Degrees, Parallelism
-from meshrunner.recipes.parallelism.buffers.placement import PLANS, Schedule, predicted
+from meshrunner.recipes.parallelism.buffers.placement import PLANS, BufferSchedules, predicted
 from meshrunner.recipes.parallelism.mesh import fsdp_mesh, replicas
-from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParameters, stack_shard_dim
+from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParameters, Units, stack_shard_dim
 
 if TYPE_CHECKING:
     from torch import nn
@@ -190,9 +190,7 @@ class FSDP2(Parallelism):
         held = precision.reduce_bytes * unit.trained if degrees.shard > 1 else 0
         return Stored(weights, trained, trained, held)
 
-    def buffer_schedules(
-        self, units: Mapping[str, UnitParameters], precision: Precision, degrees: Degrees
-    ) -> tuple[Schedule, Schedule] | None:
+    def buffer_schedules(self, units: Units, precision: Precision, degrees: Degrees) -> BufferSchedules | None:
         if self.expert > 1 or precision.gathers_float8:
             return None
         return predicted(units, precision, degrees.shard, self.prefetch)

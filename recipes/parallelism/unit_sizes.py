@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshrunner.recipes.parallelism.wrap_policy import WrapPlan, unit_parameters
@@ -51,6 +51,10 @@ class UnitParameters(NamedTuple):
     @property
     def frozen(self) -> int:
         return sum(parameter.numel for parameter in self.parameters if not parameter.trained)
+
+
+Units = Mapping[str, UnitParameters]
+"""Units, keyed by name, in the order in which forward gathers them."""
 
 
 class Traffic(NamedTuple):

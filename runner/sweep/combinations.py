@@ -48,6 +48,8 @@ from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 NAME_LENGTH = 100
 MAX_LISTED = 5
 """Maximum number of problems that an error message lists, and of jobs that it names for one problem."""
+Jobs = Sequence[Sequence[str]]
+"""The overrides of each job of a batch."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,7 @@ class SweepBatch:
         return [run.run_dir for _, run in self.ordered]
 
 
-def check_batch(
-    loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, target: Target
-) -> SweepBatch:
+def check_batch(loader: Any, config: DictConfig, job_overrides: Jobs, first: int, target: Target) -> SweepBatch:
     """Compose and check a batch of jobs. If any jobs are invalid, raise a ConfigError that lists up to MAX_LISTED problems."""
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs: list[Combination] = []
@@ -216,7 +216,7 @@ def _place(job: Combination, run: Composed) -> None:
         update_status(run.run_dir, state="pending", reason="")
 
 
-def varying(job_overrides: Sequence[Sequence[str]]) -> set[str]:
+def varying(job_overrides: Jobs) -> set[str]:
     """Return the overrides that not all jobs have, or all of a single job's overrides. Some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()

@@ -30,7 +30,7 @@ from meshrunner.runner.rundir import RESULTS, Summary, key_of, read_config, read
 from meshrunner.runner.rundir.files import MULTIRUN, SUMMARY, SWEEP, TUNE
 from meshrunner.runner.slurm.settings import Slurm
 from meshrunner.runner.slurm.submit import submit_runs, to_submit, wait
-from meshrunner.runner.sweep.combinations import SweepBatch, Target, check_batch, configured_workers
+from meshrunner.runner.sweep.combinations import Jobs, SweepBatch, Target, check_batch, configured_workers
 from meshrunner.runner.sweep.execute_all import execute_all
 from meshrunner.runner.sweep.preflight import with_predictions
 from meshrunner.runner.sweep.results import finish_sweep
@@ -66,7 +66,7 @@ def check_direction(config: DictConfig) -> None:
         raise ConfigError(f"hydra.sweeper minimizes, but a higher {objective} is better. Add {key}={MAXIMIZE[key]}")
 
 
-def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Sequence[Sequence[str]] | None = None) -> int:
+def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Jobs | None = None) -> int:
     """Run a sweep from the command line. Return 75 after a stop request, otherwise 1 if a run has no result, otherwise 0.
 
     config: the result of `composer.compose_sweep()`, if the caller has it already. jobs: overrides of the combinations to run;
@@ -150,9 +150,7 @@ def composer_of(sweep_dir: Path, launcher: Sequence[str] = ()) -> Composer:
     )
 
 
-def launch_local(
-    loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
-) -> list[JobReturn]:
+def launch_local(loader: Any, config: DictConfig, job_overrides: Jobs, first: int, ended: Ended) -> list[JobReturn]:
     """Execute a batch of jobs on this node. Raise ConfigError if any job is invalid, or StopSweep if the sweep must stop."""
     target = Target(workers_of_sweep)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
@@ -165,9 +163,7 @@ def launch_local(
     return _job_returns(batch, config)
 
 
-def launch_slurm(
-    loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, ended: Ended
-) -> list[JobReturn]:
+def launch_slurm(loader: Any, config: DictConfig, job_overrides: Jobs, first: int, ended: Ended) -> list[JobReturn]:
     """Submit the runs of a batch, and the sweep's earlier unfinished runs, to SLURM. Raise ConfigError if any job is invalid."""
     settings = Slurm.read(plain(config.hydra.launcher))
     if not settings.wait and not settings.dry_run and config.hydra.sweeper._target_ != BASIC_SWEEPER:
@@ -205,9 +201,7 @@ def _earlier_runs(batch: SweepBatch) -> list[Path]:
         return []
 
 
-def launch_place(
-    loader: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
-) -> list[JobReturn]:
+def launch_place(loader: Any, config: DictConfig, job_overrides: Jobs, first: int) -> list[JobReturn]:
     """Write the run directories of a batch for `meshrunner place -m`. Raise ConfigError if any job is invalid."""
     target = Target(configured_workers)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)

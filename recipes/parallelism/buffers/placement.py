@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-    from meshrunner.recipes.parallelism.unit_sizes import UnitParameters
+    from meshrunner.recipes.parallelism.unit_sizes import Units
     from meshrunner.recipes.precision.base import Precision
 
 ALIGNMENT = 256
@@ -37,6 +37,10 @@ class Schedule(NamedTuple):
     """The buffer of each unit, keyed by unit name, in the order of first requests."""
     alive: Collection[frozenset[str]]
     """Sets of units whose buffers are in use at the same time, such as {layers.0, layers.1}. Every unit is in some set."""
+
+
+BufferSchedules = tuple[Schedule, Schedule]
+"""The schedule of all-gather outputs, and that of reduce-scatter inputs."""
 
 
 class Plan(NamedTuple):
@@ -172,10 +176,8 @@ def schedule(
     return Schedule({name: Bucket(dtype, aligned(nbytes)) for name, (dtype, nbytes) in buckets.items()}, alive)
 
 
-def predicted(
-    units: Mapping[str, UnitParameters], precision: Precision, shard: int, prefetch: int
-) -> tuple[Schedule, Schedule]:
-    """Predict two schedules for one micro batch: of all-gather outputs, and of reduce-scatter inputs. units: in forward order."""
+def predicted(units: Units, precision: Precision, shard: int, prefetch: int) -> BufferSchedules:
+    """Predict the schedules for one micro batch."""
     import torch
 
     units = {name or "root": unit for name, unit in units.items()}
@@ -200,7 +202,7 @@ def predicted(
     )
 
 
-def _calls(units: Mapping[str, UnitParameters]) -> list[str]:
+def _calls(units: Units) -> list[str]:
     """Return units in the order in which forward gathers them: R, A, R, B, R if unit R is resharded and called several times."""
     order: list[str] = []
     repeated: list[str] = []

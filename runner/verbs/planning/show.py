@@ -21,7 +21,7 @@ from meshrunner.runner.verbs.reference.queries import answered
 if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
     from meshrunner.recipes.parallelism.base import Degrees
-    from meshrunner.recipes.parallelism.unit_sizes import UnitParameters
+    from meshrunner.recipes.parallelism.unit_sizes import Units
     from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
 
 WHOLE_GRADIENTS = "whole gradients between micro batches"
@@ -113,9 +113,7 @@ def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> 
     return tokens * total * experiment.precision.element_bytes
 
 
-def _memory(
-    experiment: Experiment, units: dict[str, UnitParameters], degrees: Degrees, device: ExpectedDevices
-) -> Table:
+def _memory(experiment: Experiment, units: Units, degrees: Degrees, device: ExpectedDevices) -> Table:
     """Return a table of the bytes that a device holds between steps. The last row is the total and its share of device memory."""
     layout, precision = experiment.parallelism, experiment.precision
     held = [layout.stored(unit, precision, degrees) for unit in units.values()]
@@ -139,9 +137,7 @@ def _memory(
     return table_of([*rows, ("together", _bytes(total), "in host memory (cpu_offload)" if layout.offloads else share)])
 
 
-def _plan(
-    experiment: Experiment, network: Network, plan: WrapPlan, units: dict[str, UnitParameters], degrees: Degrees
-) -> Table:
+def _plan(experiment: Experiment, network: Network, plan: WrapPlan, units: Units, degrees: Degrees) -> Table:
     """Return a table of FSDP units. A unit's parameters exclude nested units. Bytes gathered and reduced are per step."""
     from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
@@ -169,9 +165,7 @@ def _plan(
     return table
 
 
-def _buffers(
-    experiment: Experiment, network: Network, units: dict[str, UnitParameters], degrees: Degrees
-) -> Iterator[str]:
+def _buffers(experiment: Experiment, network: Network, units: Units, degrees: Degrees) -> Iterator[str]:
     """Yield a line for all-gather buffers and one for reduction buffers: a device's peak bytes with each allocation method."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
