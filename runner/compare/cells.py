@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from meshrunner.runner.compare.comparison import WPS, Against, Comparison
-from meshrunner.runner.compare.keys import emulated, first_of, text
+from meshrunner.runner.compare.keys import emulated, first_of, option_of, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
 from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.runs import Row, Run
@@ -194,14 +194,12 @@ def _sweep_command(folder: Path) -> list[str]:
 def _facts(run: Run) -> dict[str, str]:
     """Return the facts about a run by title; an unknown fact is ""."""
     config, summary, environment = run.config, run.summary, run.environment
-    model = config.get("model")
-    kind = str(model.get("kind") or "") if isinstance(model, dict) else ""
     length, batch = config.get("seq_len"), config.get("micro_batch")
     packages = environment.packages
     versions = [f"{name} {version}" for name in ("torch", "meshrunner") if (version := packages.get(name))]
     versions += [f"commit {environment.git_commit[:8]}"] if environment.git_commit else []
     return {
-        "model": run.choices.get("model") or kind,
+        "model": option_of(run, "model") or "",
         "devices": f"{summary.world_size} x {summary.device}" if summary.device and summary.world_size else "",
         "precision": run.precision if "precision" in config and run.precision != "auto" else "",
         "sequences": f"{length} tokens, {batch} per device" if length and batch else "",

@@ -38,7 +38,7 @@ FACTS: dict[str, Callable[[Run], Any]] = {
     "device": lambda run: run.summary.device,
     "world_size": lambda run: run.summary.world_size,
     "torch": lambda run: run.environment.packages.get("torch"),
-    "auto precision": lambda run: run.precision if _option(run, "precision") == "auto" and run.environment else None,
+    "auto precision": lambda run: run.precision if option_of(run, "precision") == "auto" and run.environment else None,
     "text": _text_hash,
     "meshrunner": lambda run: run.environment.packages.get("meshrunner"),
     "commit": lambda run: (run.environment.git_commit or "")[:8] or None,
@@ -85,7 +85,7 @@ class Keys:
         self._settings = {path: json.dumps(flat, sort_keys=True, default=str) for path, flat in self._flat.items()}
         self._facts: dict[str, Callable[[Run], Any]] = {}
         chosen = dict.fromkeys(group for run in known for group in run.config if group in run.choices)
-        groups = [group for group in chosen if _differ((None, _option(run, group)) for run in known)]
+        groups = [group for group in chosen if _differ((None, option_of(run, group)) for run in known)]
         self._groups = frozenset(groups)
         typed = {key_of(override) for run in known for override in run.task}
         shown = []
@@ -97,7 +97,7 @@ class Keys:
                 continue
             if group not in shown:
                 shown.append(group)
-            values = [(_option(run, group), self._flat[run.path].get(name, ...)) for run in known]
+            values = [(option_of(run, group), self._flat[run.path].get(name, ...)) for run in known]
             if name in typed or _differ(values):
                 shown.append(name)
         self.remarks: list[str] = []
@@ -112,7 +112,7 @@ class Keys:
 
     def of(self, run: Run) -> dict[str, Any]:
         """Return the values of a run for the keys in `names`. Leave out keys that the run does not have."""
-        added: dict[str, Any] = {group: _option(run, group) for group in self._groups}
+        added: dict[str, Any] = {group: option_of(run, group) for group in self._groups}
         added |= {fact: of(run) for fact, of in self._facts.items()}
         found = self._flat[run.path] | {name: value for name, value in added.items() if value is not None}
         return {name: found[name] for name in self.names if name in found}
@@ -124,10 +124,9 @@ class Keys:
         return "".join([self._settings[run.path], *(f"\n{text(of(run))}" for of in self._facts.values())])
 
 
-def _option(run: Run, group: str) -> str | None:
+def option_of(run: Run, group: str) -> str | None:
     """Return the option that a run chose in a group: its name such as `llama3_8b`, or its kind if the name is not recorded."""
-    section = run.config.get(group)
-    kind = section.get("kind") if isinstance(section, dict) else None
+    kind = value_at(run.config, f"{group}.kind")
     return run.choices.get(group, kind if isinstance(kind, str) else None)
 
 

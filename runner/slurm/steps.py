@@ -20,10 +20,9 @@ def allocated_nodes() -> int:
 def step(run_dir: Path, nodes: int) -> tuple[list[str], dict[str, str]]:
     """Return the command that executes a run over the first nodes of the allocation, and its environment variables, like those of
     slurm/run.sbatch. Raise ConfigError if SLURM does not answer."""
-    environment = os.environ
-    hosts = slurm("scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]).split()
-    variables = {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(10000 + int(environment["SLURM_JOB_ID"]) % 20000)}
-    if cpus := environment.get("SLURM_CPUS_PER_TASK"):
+    hosts = slurm("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
+    variables = {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(10000 + int(os.environ["SLURM_JOB_ID"]) % 20000)}
+    if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):
         variables["SRUN_CPUS_PER_TASK"] = cpus  # srun does not inherit it
     given = JsonFile.peek(run_dir.parent / SLURM_SETTINGS).as_json()
     settings = Slurm.read(shipped.values(shipped.LAUNCHER, "slurm") | given)

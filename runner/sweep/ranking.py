@@ -99,9 +99,8 @@ def rank(composer: Composer, *, active_only: bool, key: str | None = None) -> li
     for job in jobs:
         found = Forecast(Verdict(SKIPPED, job.reason)) if job.reason else next(predicted)
         forecast = found if isinstance(found, Forecast) else Forecast(Verdict(NOT_PLANNED, found))
-        overrides = as_typed(job.overrides)
-        own = [each for each, raw in zip(overrides, job.overrides, strict=True) if raw in varied]
-        ranked.append(Ranked(overrides, own, forecast, _run(job, forecast), job=job.overrides))
+        own = as_typed([each for each in job.overrides if each in varied])
+        ranked.append(Ranked(as_typed(job.overrides), own, forecast, _run(job, forecast), job=job.overrides))
     ranked.sort(key=_sort_key)
     return [_against(each, ranked[0]) for each in ranked]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.best import by
-from meshrunner.runner.compare.comparison import compare_sweep
+from meshrunner.runner.compare.comparison import compare_folders, compare_sweep
 from meshrunner.runner.compare.page.write import write_page
 from meshrunner.runner.compare.table import print_table
 from meshrunner.runner.config.resumable import first_experiment
@@ -39,10 +39,7 @@ def finish_sweep(sweep_dir: Path) -> None:
 
 
 def _compare(sweep_dir: Path) -> None:
-    comparison, problem = compare_sweep(sweep_dir)
-    if problem is not None:
-        warn(problem)
-    comparison = by(comparison)
+    comparison = by(compare_folders([sweep_dir], None))
     print()
     print_table(comparison)
     runs = [run for row in comparison.rows for run in row.runs]

@@ -1,33 +1,24 @@
 """The state of a search for the fastest combination, as the runs on disk show it, and the choice of the next runs."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.comparison import compare_sweep
+from meshrunner.runner.compare.comparison import Comparison, compare_sweep
 from meshrunner.runner.compare.findings import undecided
 from meshrunner.runner.compare.noise import REPEATS
-from meshrunner.runner.compare.runs import glance
+from meshrunner.runner.compare.runs import Row, Run, glance
 from meshrunner.runner.console import say
 from meshrunner.runner.rundir import CRASHED, RESULTS, Status, in_round, repeat_number, run_names
 from meshrunner.runner.sweep.combinations import SweepBatch, check_existing
 from meshrunner.runner.sweep.tally import speed_of
-from meshrunner.runner.tune.belief import Measured
+from meshrunner.runner.tune.belief import Belief, Measured
 from meshrunner.runner.tune.choose import Outlook, leaders, next_wave, outlook
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from meshrunner.runner.compare.comparison import Comparison
-    from meshrunner.runner.compare.runs import Row, Run
-    from meshrunner.runner.sweep.combinations import Combination
-    from meshrunner.runner.tune.belief import Belief
-    from meshrunner.runner.tune.survey import Survey
+from meshrunner.runner.tune.survey import Survey
 
 WAVE = 4
 """Runs in a wave of the search."""
@@ -148,16 +139,14 @@ class Search:
         return belief._replace(mean=np.where(ruled_out, -np.inf, belief.mean))
 
     def _batch(self, numbers: list[int], wave: int) -> SweepBatch:
-        batch = SweepBatch(self.sweep_dir, [_in_wave(self.jobs[number], wave) for number in numbers])
-        for _, run in batch.ordered:
+        jobs = []
+        for job in (self.jobs[number] for number in numbers):
+            run_dir = job.runs[0].run_dir
+            run = replace(job.runs[0], run_dir=run_dir.with_name(in_round(run_dir.name, wave)))
             check_existing(run)
-        return batch
+            jobs.append(replace(job, runs=[run]))
+        return SweepBatch(self.sweep_dir, jobs)
 
 
 def _measured(runs: list[tuple[int, int, Run]]) -> list[Measured]:
     return [Measured(number, float(np.log(speed)), wave) for number, wave, run in runs if (speed := speed_of(run))]
-
-
-def _in_wave(job: Combination, wave: int) -> Combination:
-    run = job.runs[0]
-    return replace(job, runs=[replace(run, run_dir=run.run_dir.with_name(in_round(run.run_dir.name, wave)))])

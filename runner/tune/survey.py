@@ -1,16 +1,16 @@
 """Checks and predicts all combinations of a space. The predictions are kept in the sweep directory."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from omegaconf import DictConfig
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.calibrate import SPEED_OF_CPU, constants_of, scaled
@@ -23,15 +23,8 @@ from meshrunner.runner.console import counted, naming, one_line
 from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, predict_all
 from meshrunner.runner.rundir import JsonFile, key_of, short_override
 from meshrunner.runner.rundir.files import TUNE, write_json
-from meshrunner.runner.sweep.combinations import check_batch, pending, varying
+from meshrunner.runner.sweep.combinations import Combination, Target, check_batch, pending, varying
 from meshrunner.runner.tune.belief import Prior, Response
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from omegaconf import DictConfig
-
-    from meshrunner.runner.sweep.combinations import Combination, Target
 
 SET_BY_TUNE = ("steps", "sweep.repeat")
 """Keys that a tune sets for its runs, whatever the user typed."""
@@ -81,12 +74,10 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
         for job, found in zip(possible, forecasts, strict=True)
         if found["wps"]
     ]
-    too_large = sum(found["plan"].get("verdict") == DOES_NOT_FIT for found in forecasts)
     impossible = [job.reason for job in jobs if job.reason]
-    unpredicted = [
-        found["reason"] for found in forecasts if not found["wps"] and found["plan"].get("verdict") != DOES_NOT_FIT
-    ]
-    parts = f"{len(impossible):,} impossible, {too_large:,} do not fit"
+    left_out = [found for found in forecasts if not found["wps"]]
+    unpredicted = [found["reason"] for found in left_out if found["plan"].get("verdict") != DOES_NOT_FIT]
+    parts = f"{len(impossible):,} impossible, {len(left_out) - len(unpredicted):,} do not fit"
     parts += f", {len(unpredicted):,} cannot be predicted" * bool(unpredicted)
     if not fits:
         raise ConfigError(f"tune: no combination is left to run: {parts}. First: {forecasts[0]['reason']}")
