@@ -81,9 +81,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = list(tensors_in((*args, *kwargs.values())))
-        for value in inputs:
-            if type(value) is not Tensor and isinstance(value, nn.Parameter):
-                self._track_parameter(value)
+        self.track_parameters(inputs)
         if any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented  # e.g. a DTensor: it dispatches its parts to this mode
         result = func(*args, **kwargs)
@@ -96,6 +94,12 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         self._track_results(func, inputs, result)
         self._after_operator(func, args, kwargs, inputs, result)
         return result
+
+    def track_parameters(self, tensors: Iterable[Any]) -> None:
+        """Track the parameters among an operator's arguments, and their gradients."""
+        for value in tensors:
+            if type(value) is not Tensor and isinstance(value, nn.Parameter):
+                self._track_parameter(value)
 
     def allocation_of(self, tensor: Tensor) -> Allocation | None:
         """Return the allocation of a plain tensor's storage, or None if the storage is not tracked."""

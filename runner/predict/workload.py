@@ -15,7 +15,7 @@ from meshrunner.runner.predict.record.trace_events import Collective, EventLog, 
 from meshrunner.runner.predict.timing.rates import CPURates, Fp32Rate, GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
 from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_depths
-from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
+from meshrunner.runner.predict.trace.tracer import Trace, trace_depths
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,7 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
     depths = shallow_depths(experiment, blocks) if shallow else None
     recipes = [experiment] if depths is None else [at_depth(experiment, each) for each in depths[:2]]
     nodes, workers, libraries = experiment.launch.nodes, device.workers, gpu_libraries(experiment, device.hardware)
-    traces = tuple(
-        trace_recipe(each, nodes=nodes, workers=workers, device_type=device.type, libraries=libraries)
-        for each in recipes
-    )
+    traces = trace_depths(recipes, nodes=nodes, workers=workers, device_type=device.type, libraries=libraries)
     first, degrees = traces[0], experiment.parallelism.degrees(nodes, workers)
     tokens, events = first.tokens / degrees.tensor, tuple(each.events for each in traces)
     return Workload(experiment, workers, tokens, first.skipped_micro_batches, events, depths), traces

@@ -25,7 +25,8 @@ from torch.fx.node import Target, map_aggregate
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.predict.meta.fusion import GraphMemory, memory_of, nbytes
+from meshrunner.runner.ledger.memory_ledger import tensors_in
+from meshrunner.runner.predict.meta.fusion import GraphMemory, memory_of, mutates, nbytes, selects
 from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.record.recorder import Fusion, Recorder
 from meshrunner.runner.predict.record.trace_events import META
@@ -35,26 +36,22 @@ CPU = torch.device("cpu")
 
 def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
     """Make torch.compile run compiled graphs on the meta device, one operator at a time, while the context `in_torch` is open."""
-    in_torch.callback(torch._dynamo.reset)  # code that dynamo caches is valid only for this trace
     # The recipe's options change these settings for the whole process, so restore them afterwards.
     in_torch.enter_context(torch._dynamo.config.patch(capture_scalar_outputs=False))
     in_torch.enter_context(torch._inductor.config.patch(allow_buffer_reuse=True))
     in_torch.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0, unlift_effect_tokens=True))
     _pause_while_compiling(in_torch, recorder)
-    backends: dict[str, _Backend | str] = {
-        "inductor": _Backend(recorder, partitions=True, fuses=True),
-        "aot_eager": _Backend(recorder, partitions=False, fuses=False),
-        "aot_eager_decomp_partition": _Backend(recorder, partitions=True, fuses=False),
-        "eager": "eager",
-    }
+    for backend in BACKENDS.values():
+        backend.recorder = recorder
+        in_torch.callback(delattr, backend, "recorder")
     torch_compile, cpu_autocast = torch.compile, torch.amp.autocast_mode.autocast
 
     def traced_compile(function: Callable[..., Any], *, backend: str, mode: str | None = None, **arguments: Any) -> Any:
-        if backend not in backends:
+        if backend not in (*BACKENDS, "eager"):
             raise ConfigError(
                 f"plan: cannot predict the memory of compile.backend={backend}; use inductor or aot_eager"
             )
-        compiled: Callable[..., Any] = torch_compile(function, backend=backends[backend], **arguments)
+        compiled: Callable[..., Any] = torch_compile(function, backend=BACKENDS.get(backend, backend), **arguments)
 
         # dynamo traces through the autocast function mode, so the graph contains the mode's casts. Compiled code that disables
         # autocast disables the CPU's autocast; the mode checks that. CPU autocast itself casts no meta tensors.
@@ -87,8 +84,10 @@ def _pause_while_compiling(in_torch: Replacements, recorder: Recorder) -> None:
 class _Backend:
     """Backend of torch.compile. All blocks share one backend object, so that dynamo compiles equal blocks only once."""
 
-    def __init__(self, recorder: Recorder, *, partitions: bool, fuses: bool) -> None:
-        self.recorder = recorder
+    recorder: Recorder
+    """Recorder of the current trace."""
+
+    def __init__(self, *, partitions: bool, fuses: bool) -> None:
         self.partitions, self.fuses = partitions, fuses
         """Whether to use inductor's decompositions and partitioner, and whether to fuse kernels."""
         self.__name__ = "traced"
@@ -118,6 +117,8 @@ class _Backend:
         interpreter = Interpreter(graph, memory_of(graph.graph) if self.fuses else None, self.recorder)
 
         def run(args: list[Any]) -> Any:
+            interpreter.recorder = self.recorder  # later traces of equal blocks use this code, too
+            self.recorder.track_parameters(args)  # operators inside fused kernels do not run
             self.recorder.saving = forward
             try:
                 return interpreter.boxed_run(args)
@@ -127,6 +128,13 @@ class _Backend:
 
         run._boxed_call = True  # type: ignore[attr-defined]  # `run` may free its arguments
         return run
+
+
+BACKENDS = {
+    "inductor": _Backend(partitions=True, fuses=True),
+    "aot_eager": _Backend(partitions=False, fuses=False),
+    "aot_eager_decomp_partition": _Backend(partitions=True, fuses=False),
+}
 
 
 def _on_cpu(value: Any, fake: FakeTensorMode) -> Any:
@@ -163,24 +171,39 @@ class Interpreter(fx.Interpreter):
         return super().boxed_run(args_list)
 
     def run_node(self, n: fx.Node) -> Any:
+        """Run a node of the graph. What happens inside a fused kernel is skipped: the value of such a node is None."""
         if self.memory is None or n.op != "call_function":
             return super().run_node(n)
         if n in self.memory.unfused:
             self.in_cache.clear()
             return super().run_node(n)
-        read = self.memory.kernels.get(n)
-        self.recorder.fusion = Fusion.INSIDE if read is None else Fusion.RESULT
+        read, value = self.memory.kernels.get(n), n.meta.get("val")
+        if read is None:
+            return self._inside(n)
+        self.recorder.fusion, before = Fusion.RESULT, len(self.recorder.allocations)
         try:
-            result = super().run_node(n)
+            result = self.map_nodes_to_values(n.args[0], n) if mutates(n) else _like(value)
         finally:
             self.recorder.fusion = Fusion.NONE
-        if read is not None:
-            size = nbytes(n) + sum(each for node, each in read.items() if node not in self.in_cache)
-            self.in_cache.update(read, [n])
-            value = n.meta.get("val")
-            dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
-            self.recorder.fused_kernel(f"fused::{n.name}", dtype, size)
+        target: Any = n.target
+        for new in self.recorder.allocations[before:]:
+            new.operator = target._schema.name
+        size = nbytes(n) + sum(each for node, each in read.items() if node not in self.in_cache)
+        self.in_cache.update(read, [n])
+        dtype = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else ""
+        self.recorder.fused_kernel(f"fused::{n.name}", dtype, size)
         return result
+
+    def _inside(self, n: fx.Node) -> Any:
+        """Return a view of a tensor in memory, one of several results, or None for any other tensor."""
+        sources = [self.env[each] for each in n.all_input_nodes]
+        if next(tensors_in((n.meta.get("val"),)), None) is not None and not (selects(n) and sources[0] is not None):
+            return None
+        self.recorder.fusion = Fusion.INSIDE
+        try:
+            return super().run_node(n)
+        finally:
+            self.recorder.fusion = Fusion.NONE
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a node. If it saves the random state for recomputation, this state takes 16 bytes of host memory, as on a GPU."""
@@ -191,6 +214,13 @@ class Interpreter(fx.Interpreter):
             _, operator, *rest = args
             return operator(*rest, **kwargs)
         return super().call_function(target, args, kwargs)
+
+
+def _like(value: Any) -> Any:
+    """Return tensors on meta with the shapes of fake tensors."""
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+    return type(value)(map(_like, value)) if isinstance(value, list | tuple) else value
 
 
 def _stays(node: fx.Node) -> bool:

@@ -58,11 +58,20 @@ def memory_of(graph: Graph) -> GraphMemory:
             continue
         read = reads[node] = _reads(node, reads, in_memory)
         realized = len(node.users) > 1 and len(read) > READS_TO_INLINE
-        mutates = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-        if node in needed or _name(node) in REDUCTIONS or mutates or realized:
+        if node in needed or _name(node) in REDUCTIONS or mutates(node) or realized:
             in_memory.add(node)
             kernels[node] = read
     return GraphMemory(unfused, kernels)
+
+
+def mutates(node: Node) -> bool:
+    """Return whether an operator changes its first argument and returns it."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def selects(node: Node) -> bool:
+    """Return whether a node returns a view of its first argument, or one of several results."""
+    return node.target is operator.getitem or _is_view(node)
 
 
 def nbytes(node: Node) -> int:

@@ -3,10 +3,10 @@
 import gc
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict, Unpack
 
 import torch
 
@@ -40,6 +40,16 @@ All other micro batches are alike, so each micro batch that is not traced is ass
 """
 
 
+class Setting(TypedDict):
+    """Where the traced run takes place."""
+
+    nodes: int
+    workers: int
+    """Processes per node."""
+    device_type: str
+    libraries: NotRequired[GPULibraries]
+
+
 class Trace(NamedTuple):
     """A traced run."""
 
@@ -54,10 +64,32 @@ class Trace(NamedTuple):
     """Number of micro batches per step that were not traced. `tokens` and the memory of the batch include these micro batches."""
 
 
-def trace_recipe(
-    recipe: Recipe, *, nodes: int, workers: int, device_type: str, libraries: GPULibraries | None = None
+def trace_recipe(recipe: Recipe, **setting: Unpack[Setting]) -> Trace:
+    """Trace the first two optimizer steps of rank 0. Each `auto` in `recipe` must already be resolved for the device type."""
+    return trace_depths([recipe], **setting)[0]
+
+
+def trace_depths(recipes: Sequence[Recipe], **setting: Unpack[Setting]) -> tuple[Trace, ...]:
+    """Trace each recipe as `trace_recipe` does. If there are several, they must differ only in the number of blocks.
+
+    Several traces share compiled code. Their first steps have a single micro batch, so they cannot be replayed.
+    """
+    try:
+        return tuple(_trace(each, 1 if len(recipes) > 1 else MICRO_BATCHES, **setting) for each in recipes)
+    finally:
+        if recipes[0].compile.compiles:
+            torch._dynamo.reset()  # compiled code is valid only for this model
+
+
+def _trace(
+    recipe: Recipe,
+    in_first_step: int,
+    *,
+    nodes: int,
+    workers: int,
+    device_type: str,
+    libraries: GPULibraries | None = None,
 ) -> Trace:
-    """Trace the first two optimizer steps of rank 0. Each `auto` in `recipe` must already be resolved for `device_type`."""
     compiles, libraries = recipe.compile.compiles, libraries or GPULibraries()
     phases, device = Phases(START, compiles=compiles), TracedDevice()
     on_host = device_type == "cpu"
@@ -87,7 +119,8 @@ def trace_recipe(
             shape = micro * recipe.micro_batch, recipe.seq_len + 1
             with torch.no_grad():
                 batches = micro_batches(torch.empty(shape, dtype=torch.int64, device=META), recipe.micro_batch)
-            pretrain.update(recipe, model, trained, optimizer, batches[:MICRO_BATCHES], recipe.optimizer.lr)
+            traced = batches[: MICRO_BATCHES if step else in_first_step]
+            pretrain.update(recipe, model, trained, optimizer, traced, recipe.optimizer.lr)
         tokens = micro * recipe.micro_batch * recipe.seq_len
         skipped = max(0, micro - MICRO_BATCHES)
         return Trace(recorder, recorder.events[:], phases.step, tokens, skipped)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from meshrunner.runner.predict.trace.depth import at_depth, extrapolate, shallow_depths, start_peak, step_peak
-from meshrunner.runner.predict.trace.tracer import trace_recipe
+from meshrunner.runner.predict.trace.tracer import Setting, trace_depths, trace_recipe
 from tests.composed import experiment
 
 DEEP = (
@@ -27,6 +25,8 @@ CASES = {
     "tied": "parallelism=fsdp2 model.tie_embeddings=true",
     "one rank, tied": "parallelism=single launch.workers=1 model.tie_embeddings=true",
     "frozen": "parallelism=fsdp2 model.freeze=[tok_embeddings.*,layers.*.attention.*]",
+    "compiled": "parallelism=fsdp2 compile=per_block micro_batch=1 global_batch=32",
+    "compiled, tensor parallel": "parallelism=fsdp2_tp compile=per_block activation_checkpoint=selective_op",
 }
 
 
@@ -36,12 +36,12 @@ def test_shallow_models_predict_the_memory_of_a_deep_one(case: str) -> None:
     recipe = experiment("launch.workers=8", *DEEP.split(), *CASES[case].split()).on("cuda")
     workers = recipe.launch.workers
     assert isinstance(workers, int)
-    trace_one = partial(trace_recipe, nodes=1, workers=workers, device_type="cuda")
+    setting = Setting(nodes=1, workers=workers, device_type="cuda")
     blocks = recipe.model.n_layers  # type: ignore[attr-defined]
     depths = shallow_depths(recipe, blocks)
     assert depths is not None and depths.deeper < blocks
-    shallow, deeper = (trace_one(at_depth(recipe, each)) for each in (depths.shallow, depths.deeper))
-    (start, peak), full = extrapolate(depths, shallow, deeper), trace_one(recipe)
+    shallow, deeper = trace_depths([at_depth(recipe, each) for each in depths[:2]], **setting)
+    (start, peak), full = extrapolate(depths, shallow, deeper), trace_recipe(recipe, **setting)
     expected = step_peak(full)
     assert peak.total == expected.total and peak.by_category == expected.by_category
     assert str(peak.phase) == str(expected.phase)
