@@ -1,0 +1,71 @@
+"""Spaces of which every combination was measured, with the predictions that a search of the same space made.
+
+    python -m tests.unit.tune.recorded SEARCH SWEEP NAME
+
+records a space from the directories of the search and of the sweep, which must have the same grid.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from meshrunner.runner.calibrate.fit import OF_CPU, OF_GPU
+from meshrunner.runner.rundir import Summary, key_of, run_names
+from meshrunner.runner.rundir.files import SUMMARY, SWEEP, TUNE
+from meshrunner.runner.rundir.run import read_overrides
+from meshrunner.runner.tune.answer import TUNED
+from meshrunner.runner.tune.belief import Array, Prior, Response
+from meshrunner.runner.tune.survey import PER_COEFFICIENT
+
+RECORDED = Path(__file__).with_name("recorded")
+
+
+def read(path: Path) -> tuple[Prior, Array]:
+    """Return the belief before the first run, and the logarithms of the measured speeds [combinations]."""
+    space = json.loads(path.read_text())
+    predicted = np.log([each["predicted"] for each in space["combinations"]])
+    spread = np.array(space["spread"])
+    points = np.random.default_rng(0).normal(
+        0, spread, (predicted.shape[1], len(spread))
+    )  # as in runner/tune/survey.py
+    prior = Prior(Response(points, predicted), spread, [each["options"] for each in space["combinations"]])
+    return prior, np.log([np.median(each["measured"]) for each in space["combinations"]])
+
+
+def record(search: Path, sweep: Path, name: str) -> None:
+    predicted = [each["wps"] for each in json.loads((search / TUNE).read_text()).values()]
+    device = yaml.safe_load((search / TUNED).read_text())
+    constants = OF_GPU if device["kind"] == "gpu" else OF_CPU
+    count = next(count for count in range(10) if PER_COEFFICIENT * (count + 1) * (count + 2) // 2 == len(predicted[0]))
+    command = json.loads((sweep / SWEEP).read_text())["command"][1:]
+    varied = {key_of(each) for each in command if "," in each}
+    runs: dict[str, list[Path]] = {}
+    for run in sorted(run_names(sweep)):
+        runs.setdefault(run.partition("_")[0], []).append(sweep / run)
+    combinations = [
+        {
+            "options": dict(each.split("=", 1) for each in read_overrides(repeats[0]).task if key_of(each) in varied),
+            "measured": [round(Summary.read(each / SUMMARY).figures["perf/wps_median"], 1) for each in repeats],
+            "predicted": wps,
+        }
+        for repeats, wps in zip(runs.values(), predicted, strict=True)
+    ]
+    space = {
+        "command": " ".join(command),
+        "device": device["name"],
+        "spread": [each.unknown for each in constants[:count]],
+        "combinations": combinations,
+    }
+    text = json.dumps(space, indent=1)
+    RECORDED.mkdir(exist_ok=True)
+    (RECORDED / f"{name}.json").write_text(re.sub(r"(?<=\d,)\s+(?=\d)", " ", text) + "\n")
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
