@@ -115,6 +115,8 @@ class Found(NamedTuple):
     """dtypes of matmuls in the blocks."""
     blocks: set[int | None]
     """Blocks with a phase in backward."""
+    gradients: int
+    """Bytes of all gradients that were allocated."""
 
 
 def traced(overrides: list[str]) -> list[Found]:
@@ -151,6 +153,7 @@ def traced(overrides: list[str]) -> list[Found]:
                 counted["graphs"],
                 {each.dtype for each in products if each.phase.block is not None},
                 {each.phase.block for each in ledger.allocations if each.phase.part == "backward"},
+                sum(each.nbytes for each in ledger.allocations if each.category == "gradients"),
             )
         )
     return found
@@ -160,6 +163,12 @@ def in_a_process(*overrides: str) -> list[Found]:
     """Call `traced` in another process, so that the compiler leaves nothing behind in this one."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(traced, (list(overrides),))
+
+
+def test_gradients_of_compiled_blocks_are_known_as_such() -> None:
+    layout = "parallelism=ddp launch.workers=2 micro_batch=1 global_batch=4 model.n_layers=2"
+    eager, compiled = in_a_process(layout, f"{layout} {COMPILED}")
+    assert compiled.gradients == eager.gradients > 0
 
 
 @pytest.mark.slow
