@@ -4,6 +4,8 @@ Ctrl-C and SIGHUP are interrupts. If the run saves checkpoints, the first Ctrl-C
 SIGTERM and SIGUSR1 are stop requests (see `launch.preemption`). Outside SLURM jobs, SIGTERM is an interrupt.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import signal
