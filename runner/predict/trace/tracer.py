@@ -34,9 +34,9 @@ from meshrunner.runner.process.garbage import garbage_collection_disabled
 
 STEPS = 2
 """Optimizer steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
-MICRO_BATCHES = 4
+MICRO_BATCHES = 3
 """Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last one reduces them.
-All other micro batches are alike, so each micro batch that is not traced is assumed to take as long as the third.
+All other micro batches are alike, so each micro batch that is not traced is assumed to take as long as the second.
 """
 
 

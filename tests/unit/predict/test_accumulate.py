@@ -1,4 +1,4 @@
-"""Tracing four of many micro batches predicts the memory of all to the byte, and their time."""
+"""Tracing three of many micro batches predicts the memory of all to the byte, and their time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def predicted(layout: str, *, active_only: bool = False) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_four_micro_batches_predict_nine(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_micro_batches_predict_nine(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     few = predicted(layout)
     monkeypatch.setattr(tracer, "MICRO_BATCHES", 9)
     every = predicted(layout)
