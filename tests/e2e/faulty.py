@@ -96,6 +96,21 @@ class Fated(Faulty):
                 torch.ones(2**30)
 
 
+class FatedByBatch(Faulty):
+    """Hangs with one sequence in a micro batch, and runs out of memory with four."""
+
+    def network(self, seq_len: int) -> Transformer:
+        network = super().network(seq_len)
+        network.register_forward_pre_hook(lambda module, given: self.meet(len(given[0])))
+        return network
+
+    def meet(self, sequences: int) -> None:
+        if sequences == 4:
+            raise torch.OutOfMemoryError("planted")
+        if sequences == 1 and self.concerned:
+            time.sleep(3600)
+
+
 class Recompiles(Faulty):
     """A constant that compiled code relies on changes."""
 

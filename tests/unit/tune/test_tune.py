@@ -103,6 +103,13 @@ def test_the_answer_is_near_the_fastest(
     assert "meshrunner run --config-dir sweep experiment=best" in said
 
 
+def test_half_the_true_matmul_rate_does_not_mislead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(4)
+    machine.constants[0, 0] = math.log(2.0)
+    tune(machine, monkeypatch)
+    assert behind(machine, best(folder)) <= 0.02
+
+
 def test_a_tune_that_was_killed_continues(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(5)
     for number in (0, 1, 3, 4, 9, 14):
