@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any, NamedTuple, NotRequired, TypedDict, Unpack
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,16 +40,6 @@ All other micro batches are alike, so each micro batch that is not traced is ass
 """
 
 
-class Setting(TypedDict):
-    """Where the traced run takes place."""
-
-    nodes: int
-    workers: int
-    """Processes per node."""
-    device_type: str
-    libraries: NotRequired[GPULibraries]
-
-
 class Trace(NamedTuple):
     """A traced run."""
 
@@ -64,33 +54,31 @@ class Trace(NamedTuple):
     """Number of micro batches per step that were not traced. `tokens` and the memory of the batch include these micro batches."""
 
 
-def trace_recipe(recipe: Recipe, **setting: Unpack[Setting]) -> Trace:
+def trace_recipe(recipe: Recipe, **setting: Any) -> Trace:
     """Trace the first two optimizer steps of rank 0. Each `auto` in `recipe` must already be resolved for the device type."""
     return trace_depths([recipe], **setting)[0]
 
 
-def trace_depths(recipes: Sequence[Recipe], **setting: Unpack[Setting]) -> tuple[Trace, ...]:
+def trace_depths(
+    recipes: Sequence[Recipe], *, nodes: int, workers: int, device_type: str, libraries: GPULibraries | None = None
+) -> tuple[Trace, ...]:
     """Trace each recipe as `trace_recipe` does. If there are several, they must differ only in the number of blocks.
 
     Several traces share compiled code. Their first steps have a single micro batch, so they cannot be replayed.
     """
+    in_first_step = 1 if len(recipes) > 1 else MICRO_BATCHES
+    device = nodes, workers, device_type, libraries or GPULibraries()
     try:
-        return tuple(_trace(each, 1 if len(recipes) > 1 else MICRO_BATCHES, **setting) for each in recipes)
+        return tuple(_trace(each, in_first_step, *device) for each in recipes)
     finally:
         if recipes[0].compile.compiles:
             torch._dynamo.reset()  # compiled code is valid only for this model
 
 
 def _trace(
-    recipe: Recipe,
-    in_first_step: int,
-    *,
-    nodes: int,
-    workers: int,
-    device_type: str,
-    libraries: GPULibraries | None = None,
+    recipe: Recipe, in_first_step: int, nodes: int, workers: int, device_type: str, libraries: GPULibraries
 ) -> Trace:
-    compiles, libraries = recipe.compile.compiles, libraries or GPULibraries()
+    compiles = recipe.compile.compiles
     phases, device = Phases(START, compiles=compiles), TracedDevice()
     on_host = device_type == "cpu"
     recorder = Recorder(device, phases, on_host=on_host, rounding=1 if on_host else UNIT)

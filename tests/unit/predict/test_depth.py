@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from meshrunner.runner.predict.trace.depth import at_depth, extrapolate, shallow_depths, start_peak, step_peak
-from meshrunner.runner.predict.trace.tracer import Setting, trace_depths, trace_recipe
+from meshrunner.runner.predict.trace.tracer import trace_depths, trace_recipe
 from tests.composed import experiment
 
 DEEP = (
@@ -36,7 +38,7 @@ def test_shallow_models_predict_the_memory_of_a_deep_one(case: str) -> None:
     recipe = experiment("launch.workers=8", *DEEP.split(), *CASES[case].split()).on("cuda")
     workers = recipe.launch.workers
     assert isinstance(workers, int)
-    setting = Setting(nodes=1, workers=workers, device_type="cuda")
+    setting: Any = {"nodes": 1, "workers": workers, "device_type": "cuda"}
     blocks = recipe.model.n_layers  # type: ignore[attr-defined]
     depths = shallow_depths(recipe, blocks)
     assert depths is not None and depths.deeper < blocks
