@@ -71,11 +71,7 @@ class Slurm(Section):
     cpus_per_gpu: CountOrNull
     """CPUs to request per GPU for a run that uses only some GPUs of its nodes; null: the cluster's default."""
     time: Annotated[str | None, BeforeValidator(_time)]
-    """Time limit as quoted text, '12:00:00' or '2-00:00:00' (YAML reads 12:00:00 as a number).
-
-    null: twice the predicted time of all steps, plus launch.start_timeout_minutes. The partition's limit applies if it is shorter
-    or the run has no prediction.
-    """
+    """Time limit as quoted text, '12:00:00' or '2-00:00:00'; null: twice the predicted time plus launch.start_timeout_minutes."""
     max_parallel: CountOrNull
     """Maximum number of runs in a sweep's job array that SLURM executes at the same time; null: no limit."""
     max_requeues: Annotated[int, whole(at_least=0)]
