@@ -96,19 +96,22 @@ class Fated(Faulty):
                 torch.ones(2**30)
 
 
-class FatedByBatch(Faulty):
-    """Hangs with one sequence in a micro batch, and runs out of memory with four."""
+class FatedByLayout(Llama):
+    """Hangs under FSDP1, and runs out of memory with eight sequences in a micro batch, but not where it is predicted."""
 
     def network(self, seq_len: int) -> Transformer:
         network = super().network(seq_len)
-        network.register_forward_pre_hook(lambda module, given: self.meet(len(given[0])))
+        network.register_forward_pre_hook(lambda module, given: meet(module, given[0]))
         return network
 
-    def meet(self, sequences: int) -> None:
-        if sequences == 4:
-            raise torch.OutOfMemoryError("planted")
-        if sequences == 1 and self.concerned:
-            time.sleep(3600)
+
+def meet(module: nn.Module, tokens: Tensor) -> None:
+    if tokens.is_meta:
+        return
+    if not any(hasattr(each, "to_local") for each in module.parameters()):
+        time.sleep(3600)
+    if len(tokens) == 8:
+        raise torch.OutOfMemoryError("planted")
 
 
 class Recompiles(Faulty):
