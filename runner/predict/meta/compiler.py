@@ -196,8 +196,8 @@ class Interpreter(fx.Interpreter):
 
     def _inside(self, n: fx.Node) -> Any:
         """Return a view of a tensor in memory, one of several results, or None for any other tensor."""
-        sources = [self.env[each] for each in n.all_input_nodes]
-        if next(tensors_in((n.meta.get("val"),)), None) is not None and not (selects(n) and sources[0] is not None):
+        from_memory = selects(n) and self.env[n.all_input_nodes[0]] is not None
+        if not from_memory and any(True for _ in tensors_in((n.meta.get("val"),))):
             return None
         self.recorder.fusion = Fusion.INSIDE
         try:
