@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PUBLIC = {
     "activations": "recomputed_blocks",
-    "forecast": "BORDERLINE DOES_NOT_FIT FITS NOT_PLANNED Forecast MemoryForecast SpeedForecast Verdict why",
+    "forecast": "BORDERLINE DOES_NOT_FIT FITS NOT_PLANNED Forecast MemoryForecast SpeedForecast Verdict not_planned why",
     "pool": "NOT_IN_TIME predict_all",
     "replay.page.render": "write_page",
     "search": "Planned check_whole largest_of_each largest_that_fits predict_config",

@@ -108,6 +108,11 @@ class Forecast:
         }
 
 
+def not_planned(reason: str) -> Forecast:
+    """Return the forecast of a run that cannot be predicted."""
+    return Forecast(Verdict(NOT_PLANNED, reason))
+
+
 def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], bool]) -> Answer:
     """Judge whether a run fits in `capacity` bytes. The run is predicted to use `needed` bytes if memory is unlimited.
 

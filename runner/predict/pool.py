@@ -14,14 +14,12 @@ from meshrunner.runner.config.devices import cores, expected_devices
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hardware import CPU, GPU
 from meshrunner.runner.console import one_line
-from meshrunner.runner.predict.forecast import Forecast, why
+from meshrunner.runner.predict.forecast import Forecast, not_planned, why
 from meshrunner.runner.process import forkserver
 
 MOST = 8
 """Maximum number of processes at a time. Each process takes a few hundred MiB."""
-
-
-NOT_IN_TIME = "the time limit for predictions was reached"
+NOT_IN_TIME = not_planned("the time limit for predictions was reached")
 
 
 def predict_all(
@@ -31,11 +29,11 @@ def predict_all(
     variants: Sequence[GPU | CPU] = (),
     within_s: float | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
-) -> list[Forecast | str]:
-    """Predict runs whose settings passed `fit`. Return a forecast for each run, or the reason why it cannot be predicted. After
-    `within_s` seconds in total, return NOT_IN_TIME for all other runs. After each prediction, call `progress` with the number of
-    predicted runs and of all runs. `active_only`, `variants`: see `predict`."""
-    found: list[Forecast | str] = [NOT_IN_TIME] * len(configs)
+) -> list[Forecast]:
+    """Predict runs whose settings passed `fit`. Return a forecast for each run. After `within_s` seconds in total, return
+    NOT_IN_TIME for all other runs. After each prediction, call `progress` with the number of predicted runs and of all runs.
+    `active_only`, `variants`: see `predict`."""
+    found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers = iter(range(len(configs)))
     children: dict[Connection, BaseProcess] = {}
@@ -67,7 +65,7 @@ def predict_all(
                     hand_over(connection)
                 except (EOFError, OSError):
                     process.join()
-                    found[number] = f"the prediction process ended with exit status {process.exitcode}"
+                    found[number] = not_planned(f"the prediction process ended with exit status {process.exitcode}")
                     hand_over()
                 progress(len(configs) - found.count(NOT_IN_TIME), len(configs))
     finally:
@@ -92,13 +90,13 @@ def _answer(connection: Connection, options: dict[str, Any]) -> NoReturn:
         connection.send(_predicted(connection.recv(), **options))
 
 
-def _predicted(config: dict[str, Any], **options: Any) -> Forecast | str:
+def _predicted(config: dict[str, Any], **options: Any) -> Forecast:
     from meshrunner.runner.predict.predict import predict
 
     try:
         experiment = check(config)
         return predict(experiment, expected_devices(experiment), **options)
     except ConfigError as error:
-        return one_line(str(error))
+        return not_planned(one_line(str(error)))
     except Exception as error:  # a user's model may raise anything
-        return why(error)
+        return not_planned(why(error))

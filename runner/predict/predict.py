@@ -20,12 +20,12 @@ from meshrunner.runner.predict.forecast import (
     BORDERLINE,
     DOES_NOT_FIT,
     NEEDS_VALUES,
-    NOT_PLANNED,
     Forecast,
     MemoryForecast,
     Verdict,
     explain,
     judge,
+    not_planned,
     why,
 )
 from meshrunner.runner.predict.record.trace_events import MemoryEvent
@@ -60,7 +60,7 @@ def predict(
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():
-        return Forecast(Verdict(NOT_PLANNED, reason))
+        return not_planned(reason)
     own = experiment.launch.env
     expandable, remarks = (
         allocator_settings(*allocator_setting(allocator_variables(own))) if device.type == "cuda" else (False, [])
@@ -72,7 +72,7 @@ def predict(
     except Exception as error:  # a user's class may raise anything, and an operator may lack a meta kernel
         if not NEEDS_VALUES.search(str(error)) and fault(error):
             raise
-        return Forecast(Verdict(NOT_PLANNED, f"the model cannot be traced: {why(error)}"))
+        return not_planned(f"the model cannot be traced: {why(error)}")
     hardware, speed, replayed = device.hardware, None, None
     if hardware is not None:
         try:

@@ -8,7 +8,7 @@ from meshrunner.recipes.config_keys import value_at, with_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.config.devices import check_on_devices
-from meshrunner.runner.predict.forecast import BORDERLINE, FITS, NOT_PLANNED, Forecast
+from meshrunner.runner.predict.forecast import BORDERLINE, FITS, NOT_PLANNED, Forecast, not_planned
 from meshrunner.runner.predict.pool import predict_all
 
 MOST = 2**16
@@ -56,47 +56,49 @@ def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: 
 def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> Planned:
     """Find the largest whole number for a key with which a run fits. Raise ConfigError if every number tried is invalid, or if
     the key's value in the composed configuration is not a whole number, null or auto."""
-    found: dict[int, Forecast] = {}
 
-    def fits(value: int) -> bool:
-        found[value] = predict_config(_composed([*overrides, f"{key}={value}"]), active_only=active_only)
-        return found[value].verdict.answer == FITS
+    def composed(value: int) -> dict[str, Any]:
+        return _composed([*overrides, f"{key}={value}"])
 
-    config = _composed([*overrides, f"{key}=1"])
+    smallest = composed(1)
     check_whole(_composed(overrides), key)
-    value = largest(fits, _allowed(config, key))
-    if not found:
-        check_on_devices(config)  # raises ConfigError with the reason why 1 is not allowed
-    shown = value or next(iter(found))
-    forecast = found[shown]
-    if forecast.verdict.answer == NOT_PLANNED:
-        return Planned(forecast)
+    (planned,) = largest_of_each([composed], key, active_only=active_only)
+    if not planned.tried:
+        check_on_devices(smallest)  # raises ConfigError with the reason why 1 is not allowed
+    if planned.forecast.verdict.answer == NOT_PLANNED:
+        return Planned(planned.forecast)
     if with_timeline:
-        config = _composed([*overrides, f"{key}={shown}"])
-        drawn = predict_config(config, active_only=active_only, with_timeline=True)
-        forecast = replace(forecast, timeline=drawn.timeline)
-    return Planned(forecast, key, value, list(found))
+        drawn = predict_config(composed(planned.value or planned.tried[0]), active_only=active_only, with_timeline=True)
+        return replace(planned, forecast=replace(planned.forecast, timeline=drawn.timeline))
+    return planned
 
 
 def largest_of_each(
     configs: Sequence[Callable[[int], dict[str, Any]]], key: str, *, active_only: bool
-) -> list[int | None]:
-    """Return what `largest_that_fits` finds for each of several runs. Each step of all searches is predicted in processes.
+) -> list[Planned]:
+    """Find the largest whole number for a key with which each run fits. Each step of all searches is predicted in processes.
+    If no number is allowed for a run, its `tried` is empty.
 
     configs: functions that compose the configuration of a run for a value of `key`.
     """
-    found: list[int | None] = [None] * len(configs)
-    searches = [_trials(_allowed(config(1), key)) for config in configs]
+    tried: list[dict[int, Forecast]] = [{} for _ in configs]
+    largest: list[int | None] = [None] * len(configs)
+    searches = [trials(_allowed(config(1), key)) for config in configs]
     asked = {i: value for i, search in enumerate(searches) if (value := next(search, None)) is not None}
     while asked:
         forecasts = predict_all([configs[i](value) for i, value in asked.items()], active_only=active_only)
-        for i, forecast in zip(list(asked), forecasts, strict=True):
+        for (i, value), forecast in zip(list(asked.items()), forecasts, strict=True):
+            tried[i][value] = forecast
             try:
-                asked[i] = searches[i].send(isinstance(forecast, Forecast) and forecast.verdict.answer == FITS)
+                asked[i] = searches[i].send(forecast.verdict.answer == FITS)
             except StopIteration as end:
                 del asked[i]
-                found[i] = end.value
-    return found
+                largest[i] = end.value
+    planned = []
+    for value, found in zip(largest, tried, strict=True):
+        first = next(iter(found.values()), not_planned(f"no value of {key} is allowed"))
+        planned.append(Planned(found.get(value or 0, first), key, value, list(found)))
+    return planned
 
 
 def check_whole(config: dict[str, Any], key: str) -> None:
@@ -120,24 +122,13 @@ def _allowed(config: dict[str, Any], key: str) -> Callable[[int], bool]:
     return allowed
 
 
-def largest(fits: Callable[[int], bool], allowed: Callable[[int], bool] = lambda value: True) -> int | None:
-    """Return the largest allowed whole number that fits, or None if the smallest allowed number does not fit.
+def trials(allowed: Callable[[int], bool]) -> Generator[int, bool, int | None]:
+    """Search for the largest allowed whole number that fits: yield the numbers to try, and receive whether each fits. Return
+    None if the smallest allowed number does not fit.
 
-    If a number does not fit, larger numbers are assumed not to fit either. `fits` is expensive, so it is called at most once per
-    number. Numbers that are not `allowed` are skipped; for example, a micro batch must divide the batch.
+    If a number does not fit, larger numbers are assumed not to fit either. Each number is yielded at most once. Numbers that are
+    not `allowed` are skipped; for example, a micro batch must divide the batch.
     """
-    search = _trials(allowed)
-    try:
-        value = next(search)
-        while True:
-            value = search.send(fits(value))
-    except StopIteration as end:
-        found: int | None = end.value
-        return found
-
-
-def _trials(allowed: Callable[[int], bool]) -> Generator[int, bool, int | None]:
-    """Yield the numbers that `largest` tries, and receive whether they fit. Return the result."""
     below, end = 0, 1
     for least in (2**power for power in range(MOST.bit_length())):
         above = min(2 * least, MOST + 1)

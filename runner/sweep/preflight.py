@@ -14,7 +14,7 @@ from meshrunner.runner.config.devices import expected_device_type
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.console import counted, naming, one_line, warn
-from meshrunner.runner.predict import DOES_NOT_FIT, NOT_IN_TIME, NOT_PLANNED, Forecast, predict_all
+from meshrunner.runner.predict import DOES_NOT_FIT, NOT_IN_TIME, NOT_PLANNED, not_planned, predict_all
 from meshrunner.runner.rundir import RESULTS, PlanRecord, read_state
 from meshrunner.runner.rundir.files import PLAN
 from meshrunner.runner.sweep.combinations import Combination, SweepBatch, Target
@@ -77,23 +77,22 @@ def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
 def predicted_plans(
     configs: Sequence[dict[str, Any]], workers: Sequence[int], progress: Progress = lambda done, total: None
 ) -> list[dict[str, Any]]:
-    """Return the content of plan.json for each run, or {} with a warning if the prediction fails. `workers`: workers per node."""
+    """Return the content of plan.json for each run, or {} if there was no time. Warn of failures. `workers`: workers per node."""
     if not configs:
         return []
     resolved = [with_value(config, "launch.workers", count) for config, count in zip(configs, workers, strict=True)]
     try:
         found = predict_all(resolved, active_only=True, within_s=BUDGET_S, progress=progress)
     except Exception as error:  # for example, the forkserver was killed or the disk is full
-        found = [f"{type(error).__name__}: {error}"] * len(configs)
-    verdicts = [each.verdict if isinstance(each, Forecast) else (NOT_PLANNED, each) for each in found]
-    faults = [reason for answer, reason in verdicts if answer == NOT_PLANNED and reason != NOT_IN_TIME]
+        found = [not_planned(f"{type(error).__name__}: {error}")] * len(configs)
+    faults = [each.verdict.reason for each in found if each.verdict.answer == NOT_PLANNED and each != NOT_IN_TIME]
     of_all = f"of {len(found):,} combinations"
     if late := found.count(NOT_IN_TIME):
         warn(f"preflight: {late:,} {of_all} were not predicted within {BUDGET_S:g} s; starting them anyway")
     if faults:
         many = f"{len(faults):,} {of_all} could not be predicted"
         warn(f"preflight: {many}; starting them anyway. First error: {one_line(faults[0])}")
-    return [each.as_json() if isinstance(each, Forecast) else {} for each in found]
+    return [{} if each == NOT_IN_TIME else each.as_json() for each in found]
 
 
 def does_not_fit(plan: dict[str, Any]) -> str:

@@ -97,8 +97,7 @@ def rank(composer: Composer, *, active_only: bool, key: str | None = None) -> li
     varied = varying([job.overrides for job in jobs])
     ranked = []
     for job in jobs:
-        found = Forecast(Verdict(SKIPPED, job.reason)) if job.reason else next(predicted)
-        forecast = found if isinstance(found, Forecast) else Forecast(Verdict(NOT_PLANNED, found))
+        forecast = Forecast(Verdict(SKIPPED, job.reason)) if job.reason else next(predicted)
         own = as_typed([each for each in job.overrides if each in varied])
         ranked.append(Ranked(as_typed(job.overrides), own, forecast, _run(job, forecast), job=job.overrides))
     ranked.sort(key=_sort_key)
@@ -118,8 +117,8 @@ def _with_largest(
     check_whole(jobs[0].runs[0].config, key)
     possible = [job for job in jobs if not job.reason]
     with naming(f"finding the largest {key} of {counted(len(possible), 'combination')}"):
-        values = iter(largest_of_each([partial(composed, job) for job in possible], key, active_only=active_only))
-    return [job.overrides if job.reason else [*job.overrides, f"{key}={next(values) or 1}"] for job in jobs]
+        searches = iter(largest_of_each([partial(composed, job) for job in possible], key, active_only=active_only))
+    return [job.overrides if job.reason else [*job.overrides, f"{key}={next(searches).value or 1}"] for job in jobs]
 
 
 def _run(job: Combination, forecast: Forecast) -> Run:

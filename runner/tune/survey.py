@@ -20,7 +20,7 @@ from meshrunner.runner.config.compose import grid
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hardware import CPU, GPU, Calibrated, CPUSpeed
 from meshrunner.runner.console import counted, naming, one_line
-from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, predict_all
+from meshrunner.runner.predict import DOES_NOT_FIT, predict_all
 from meshrunner.runner.rundir import JsonFile, key_of, short_override
 from meshrunner.runner.rundir.files import TUNE, write_json
 from meshrunner.runner.sweep.combinations import Combination, Target, check_batch, pending, varying
@@ -75,12 +75,12 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
         if found["wps"]
     ]
     impossible = [job.reason for job in jobs if job.reason]
-    left_out = [found for found in forecasts if not found["wps"]]
-    unpredicted = [found["reason"] for found in left_out if found["plan"].get("verdict") != DOES_NOT_FIT]
+    left_out = [found["plan"] for found in forecasts if not found["wps"]]
+    unpredicted = [plan["reason"] for plan in left_out if plan["verdict"] != DOES_NOT_FIT]
     parts = f"{len(impossible):,} impossible, {len(left_out) - len(unpredicted):,} do not fit"
     parts += f", {len(unpredicted):,} cannot be predicted" * bool(unpredicted)
     if not fits:
-        raise ConfigError(f"tune: no combination is left to run: {parts}. First: {forecasts[0]['reason']}")
+        raise ConfigError(f"tune: no combination is left to run: {parts}. First: {left_out[0]['reason']}")
     varied = varying([job.overrides for job in jobs])
     own = [[each for each in job.overrides if each in varied] for job, _ in fits]
     names = [" ".join(map(short_override, each)) or "defaults" for each in own]
@@ -151,7 +151,7 @@ def _predicted(
     sweep_dir: Path, jobs: Sequence[Combination], hardware: GPU | CPU, devices: Sequence[GPU | CPU]
 ) -> list[dict[str, Any]]:
     """Predict each combination on each of `devices`, or read the predictions of an earlier command. Return a dict for each:
-    `plan` (content of plan.json), `wps` (speeds on `devices`; [] if it does not fit or is unknown), `reason`."""
+    `plan` (content of plan.json), `wps` (speeds on `devices`; [] if it does not fit or is unknown)."""
     on = hardware.model_dump(mode="json")
     configs = [{**job.runs[0].config, "hardware": on} for job in jobs]
     for config, job in zip(configs, jobs, strict=True):
@@ -163,11 +163,8 @@ def _predicted(
     with naming(f"predicting {counted(len(missing), 'combination')}") as progress:
         found = predict_all([configs[i] for i in missing], active_only=True, variants=devices, progress=progress)
     for number, each in zip(missing, found, strict=True):
-        known[keys[number]] = (
-            {"plan": each.as_json(), "wps": [float(f"{wps:.6g}") for wps in each.wps_on], "reason": each.verdict.reason}
-            if isinstance(each, Forecast)
-            else {"plan": {}, "wps": [], "reason": each}
-        )
+        speeds = [float(f"{wps:.6g}") for wps in each.wps_on]
+        known[keys[number]] = {"plan": each.as_json(), "wps": speeds}
     if missing:
         sweep_dir.mkdir(parents=True, exist_ok=True)
         write_json(file, known)

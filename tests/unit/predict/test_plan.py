@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from meshrunner.runner.config.launch_env import ALLOCATOR
 from meshrunner.runner.ledger.allocations import CATEGORIES
 from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.forecast import explain, judge
-from meshrunner.runner.predict.search import MOST, largest
+from meshrunner.runner.predict.search import MOST, trials
 from meshrunner.runner.sweep import hydra_launchers
 
 SMALL = ("model.n_layers=2", "model.dim=64", "model.vocab_size=512", "model.ffn_dim=128", "seq_len=32", "micro_batch=1")
@@ -190,6 +191,18 @@ def test_unwritable_page_is_reported_after_the_verdict(capsys: pytest.CaptureFix
     assert (
         said.out.startswith("fits: ") and said.err == f"--html: {file} cannot be written: No such file or directory\n"
     )
+
+
+def largest(fits: Callable[[int], bool], allowed: Callable[[int], bool] = lambda value: True) -> int | None:
+    """Return what a search finds if `fits` is asked about each number that it tries."""
+    search = trials(allowed)
+    try:
+        value = next(search)
+        while True:
+            value = search.send(fits(value))
+    except StopIteration as end:
+        found: int | None = end.value
+        return found
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 7, 8, 1000])

@@ -128,7 +128,7 @@ def test_every_option_that_compiles() -> None:
 def rows(name: str) -> list[ranking.Ranked]:
     """What `plan -m` answers for a named experiment, predicted in this process."""
 
-    def predict_all(configs: list[dict[str, Any]], *, active_only: bool, **_: Any) -> list[Forecast | str]:
+    def predict_all(configs: list[dict[str, Any]], *, active_only: bool, **_: Any) -> list[Forecast]:
         return [_predicted(config, active_only=active_only) for config in configs]
 
     before, ranking.predict_all = ranking.predict_all, predict_all  # type: ignore[assignment]

@@ -17,7 +17,7 @@ from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.config.compose import Composer, grid
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import check
-from meshrunner.runner.predict import NOT_IN_TIME, Forecast, Verdict
+from meshrunner.runner.predict import NOT_IN_TIME, Forecast, Verdict, not_planned
 from meshrunner.runner.rundir.records import PlanRecord
 from meshrunner.runner.rundir.summary import predicted
 from meshrunner.runner.sweep import preflight
@@ -51,7 +51,7 @@ def test_off_may_be_a_yaml_boolean() -> None:
 
 
 def said(answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[list[Any], str]:
-    def predict_all(configs: list[dict[str, Any]], **_: Any) -> list[Forecast | str]:
+    def predict_all(configs: list[dict[str, Any]], **_: Any) -> list[Forecast]:
         assert [each["launch"]["workers"] for each in configs] == [2, 4]
         if isinstance(answer, Exception):
             raise answer
@@ -66,14 +66,12 @@ def test_runs_without_a_prediction_start_anyway(
 ) -> None:
     found, text = said(NOT_IN_TIME, monkeypatch, capsys)
     assert found == [{}, FITS.as_json()] and "1 of 2 combinations were not predicted within 60 s" in text
-    found, text = said("ValueError: odd", monkeypatch, capsys)
-    assert (
-        found == [{}, FITS.as_json()]
-        and "1 of 2 combinations could not be predicted" in text
-        and "ValueError: odd" in text
-    )
+    found, text = said(not_planned("ValueError: odd"), monkeypatch, capsys)
+    assert [plan["verdict"] for plan in found] == ["not planned", "fits"] and found[0]["reason"] == "ValueError: odd"
+    assert "1 of 2 combinations could not be predicted" in text and "ValueError: odd" in text
     found, text = said(OSError("the disk is full"), monkeypatch, capsys)
-    assert found == [{}, {}] and "2 of 2 combinations could not be predicted" in text and len(text.splitlines()) == 1
+    assert [plan["reason"] for plan in found] == ["OSError: the disk is full"] * 2
+    assert "2 of 2 combinations could not be predicted" in text and len(text.splitlines()) == 1
 
 
 def test_only_a_run_that_certainly_does_not_fit_warns(

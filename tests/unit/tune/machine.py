@@ -11,7 +11,7 @@ import numpy as np
 
 from meshrunner.runner.calibrate.fit import OF_GPU, constant
 from meshrunner.runner.config.hardware import GPU, known_gpus
-from meshrunner.runner.predict import Forecast, Verdict
+from meshrunner.runner.predict import Forecast, Verdict, not_planned
 from meshrunner.runner.predict.forecast import DOES_NOT_FIT, FITS, MemoryForecast
 from meshrunner.runner.rundir.files import STATUS, SUMMARY, write_json
 from meshrunner.runner.rundir.run import read_config
@@ -86,16 +86,14 @@ class Machine:
         """Peak memory."""
         return 20.0 * work.batch * {"none": 1.0, "full": 0.4}[work.recompute]
 
-    def predict_all(
-        self, configs: Sequence[dict[str, Any]], *, variants: Sequence[GPU], **_: Any
-    ) -> list[Forecast | str]:
+    def predict_all(self, configs: Sequence[dict[str, Any]], *, variants: Sequence[GPU], **_: Any) -> list[Forecast]:
         points = np.log([[constant(gpu, each.key) / constant(H100, each.key) for each in OF_GPU] for gpu in variants])
         self.predicted += len(configs)
-        found: list[Forecast | str] = []
+        found: list[Forecast] = []
         for config in configs:
             work = Work.of(config)
             if reason := self.unpredicted(work):
-                found.append(reason)
+                found.append(not_planned(reason))
                 continue
             answer = FITS if self.gib(work) <= self.limit_gib else DOES_NOT_FIT
             speeds = tuple(np.exp(log_speed(work, points))) if answer == FITS else ()

@@ -104,4 +104,6 @@ def test_a_prediction_that_crashes_does_not_hurt_the_run(
     (tmp_path / PLAN).unlink()
     answer = OSError("no process could be started")
     save_prediction(tmp_path, config(GPU), experiment(GPU), 8)
-    assert not (tmp_path / PLAN).exists() and "could not be predicted" in capsys.readouterr().err
+    record = PlanRecord.read(tmp_path / PLAN)
+    assert (record.verdict, record.reason) == ("not planned", "OSError: no process could be started")
+    assert "could not be predicted" in capsys.readouterr().err
