@@ -21,6 +21,7 @@ from statistics import median
 
 from bench.emulated import LAYOUTS, STEPS, rounds
 from bench.processes import Cost, measure
+from bench.tune import tune
 from bench.verdict import verdict
 from meshrunner.runner.config.devices import cores, cpu_name
 
@@ -269,6 +270,7 @@ def main() -> None:
         "compare": compare,
         "status": status,
         "verdict": verdict,
+        "tune": tune,
     }
     if sys.argv[1:2] == ["gpu"]:
         from bench.gpu.bench import gpu

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshrunner.runner.tune.belief import DRIFT, Array, Belief, Measured, Prior, Response
-from meshrunner.runner.tune.choose import leaders, next_wave, outlook
+from bench.tune import BUDGET, TOLERANCE, search
+from meshrunner.runner.tune.belief import Array, Belief, Measured, Prior, Response
+from meshrunner.runner.tune.choose import next_wave, outlook
+from meshrunner.runner.tune.search import NOISE
 from tests.unit.tune.recorded import RECORDED, read
 
 LAYOUTS = ("a", "b", "c", "d")
@@ -19,8 +21,7 @@ COMBINATIONS = [
     for options in product(LAYOUTS, ("none", "selective", "full"), ("eager", "per_block"), "124", ("always", "never"))
 ]
 CONSTANTS = 5
-KNOWN_TO, NOISE, TOLERANCE = 0.18, 0.03, 0.02
-BUDGET, WAVE, REPEATS = 12, 4, 5
+KNOWN_TO = 0.18
 REPLAYS = 200
 
 
@@ -45,31 +46,6 @@ def prior() -> Prior:
     return Prior(Response(points, speeds(points)), np.full(CONSTANTS, KNOWN_TO), COMBINATIONS)
 
 
-def tuned(
-    before: Prior, truth: Array, generator: np.random.Generator, budget: int = BUDGET
-) -> tuple[float, float, int]:
-    """Tune as runner/tune/search.py does. Return how much faster the fastest combination is than the chosen one, the bound,
-    and the number of runs of the search."""
-    runs, spent = list[Measured](), 0
-    for wave in range(1, 2 * budget):
-        belief = before.after(runs, NOISE)
-        tried = {run.combination for run in runs}
-        chosen = next_wave(belief, tried, WAVE, NOISE)
-        if runs:
-            found = outlook(belief, tried, TOLERANCE, seed=0)
-            room = budget - len(runs)
-            if spent or found.chance < 0.05 or room < 2:
-                spent = spent or len(runs)
-                chosen = leaders(belief, tried, seed=0)
-                if len(chosen) < 2 or min(sum(run.combination == each for run in runs) for each in chosen) >= REPEATS:
-                    break
-            else:
-                chosen = [found.best, *(each for each in chosen if each != found.best)][: min(WAVE, room)]
-        drift = generator.normal(0, DRIFT)
-        runs += [Measured(each, truth[each] + drift + generator.normal(0, NOISE), wave) for each in chosen]
-    return math.expm1(truth.max() - truth[found.best]), found.bound, spent
-
-
 def test_a_twelfth_of_the_runs_finds_a_combination_near_the_fastest() -> None:
     generator = np.random.default_rng(1)
     behind, holds = [], []
@@ -77,7 +53,7 @@ def test_a_twelfth_of_the_runs_finds_a_combination_near_the_fastest() -> None:
         truth = speeds(np.log(generator.uniform(0.7, 1.3, (1, CONSTANTS))))[:, 0]
         slower = generator.choice(LAYOUTS)
         truth -= math.log(1.1) * np.array([each["parallelism"] == slower for each in COMBINATIONS])
-        regret, bound, runs = tuned(prior(), truth, generator)
+        regret, bound, runs = search(prior(), truth, generator)
         assert runs <= BUDGET
         behind.append(regret)
         holds.append(regret <= bound)
@@ -87,7 +63,7 @@ def test_a_twelfth_of_the_runs_finds_a_combination_near_the_fastest() -> None:
 @pytest.mark.parametrize("recorded", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
 def test_a_quarter_of_the_runs_finds_a_combination_near_the_fastest_that_was_measured(recorded: Path) -> None:
     before, truth = read(recorded)
-    found = [tuned(before, truth, np.random.default_rng(seed), len(truth) // 4) for seed in range(REPLAYS)]
+    found = [search(before, truth, np.random.default_rng(seed), len(truth) // 4) for seed in range(REPLAYS)]
     assert sum(regret <= TOLERANCE for regret, _, _ in found) >= 0.95 * REPLAYS, found
     assert sum(regret <= bound for regret, bound, _ in found) >= 0.95 * REPLAYS, found
     assert all(runs <= len(truth) // 4 for _, _, runs in found)
