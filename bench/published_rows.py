@@ -37,11 +37,11 @@ SOURCES = {
     ),
     "Trainy": (
         "[Trainy](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md) with "
-        "torchtitan, June 2025. Started without the launch script, so with segments of fixed size. The loss was compiled"
+        "torchtitan, June 2025. The runs did not use the launch script, so segments have a fixed size. The loss was compiled"
     ),
     "AWS": (
         "[AWS](https://aws.amazon.com/blogs/machine-learning/efficient-pre-training-of-llama-3-like-model-architectures-using-"
-        "torchtitan-on-amazon-sagemaker/) with torchtitan, October 2024. Batch 1, torchtitan's default, because none is published"
+        "torchtitan-on-amazon-sagemaker/) with torchtitan, October 2024. No batch size is published; 1 is torchtitan's default"
     ),
     "H200": "[our runs on one H200](gpu.md), November 2026. torch 2.11 with cuDNN's attention, expandable segments",
     "fms-fsdp": "[fms-fsdp](https://github.com/foundation-model-stack/fms-fsdp). 400 Gbit/s per node",
@@ -55,7 +55,7 @@ SOURCES = {
     ),
     "Kempner": (
         "[KempnerForge](https://github.com/KempnerInstitute/KempnerForge/tree/main/benchmarks/mfu_scaling), April 2026. Nodes of "
-        "four H200s, full recomputation, compiled. The published memory is too small for weights in fp32, so they were in bf16"
+        "four H200s, full recomputation, compiled. The published memory is too small for fp32 weights, so the weights were in bf16"
     ),
 }
 """Descriptions of the publications. Each begins with a link."""

@@ -109,47 +109,54 @@ class Figure(NamedTuple):
 # fmt: off
 FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
-           "tokens of the step / (its wall-clock time x devices). The time from one reading of metrics to the next includes "
-           "reading but no saving, and is divided among the steps in proportion to `perf/step_time_s`", higher_is_better=True),
-    Figure("perf/wps_error", "", "", NUMBER, "once", "", "standard error of `perf/wps_median` relative to it: how far the "
-           "medians of eight successive parts of the run scatter. A trend over the run and single slow steps count little"),
+           "tokens of the step / (its wall-clock time x devices). The wall-clock time from one reading of metrics to the next "
+           "is divided among the steps in proportion to `perf/step_time_s`. It includes the reading, but not saving "
+           "checkpoints", higher_is_better=True),
+    Figure("perf/wps_error", "", "", NUMBER, "once", "", "relative standard error of `perf/wps_median`. It follows from how far "
+           "the medians of eight successive parts of the run scatter. A trend over the run and single slow steps affect it "
+           "little"),
     Figure("plan/perf/wps", "tok/s per device", "WPS, predicted", speed, "once", "median",
            "`perf/wps` as `sweep.preflight` predicted it before the run started", higher_is_better=True, predicts="perf/wps"),
     Figure("perf/tokens_per_cpu_s", "tokens / CPU second", "tokens per CPU-second", speed, "median", "median min max",
-           "tokens of the step / `perf/cpu_time_s`, on CPUs only. Other programs on the machine change it less than wall-clock "
-           "time", higher_is_better=True),
+           "tokens of the step / `perf/cpu_time_s`, on CPUs only. Other programs on the machine affect CPU time less than "
+           "they affect wall-clock time", higher_is_better=True),
     Figure("perf/tokens_per_cpu_s_error", "", "", NUMBER, "once", "",
-           "the same for `perf/tokens_per_cpu_s_median`"),
+           "relative standard error of `perf/tokens_per_cpu_s_median`, computed like `perf/wps_error`"),
     Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s",
            higher_is_better=True),
     Figure("perf/mfu_causal", "percent", "", PERCENT, "median", "",
-           "`perf/mfu` with half of the attention FLOPs: only the scores that the causal mask keeps", higher_is_better=True),
+           "`perf/mfu` with half of the attention FLOPs, because the causal mask discards the other half of the scores",
+           higher_is_better=True),
     Figure("perf/tflops", "TFLOP/s per device", "", NUMBER, "median", "", "`perf/wps` x `model/flops_per_token`",
            higher_is_better=True),
     Figure("memory/peak_active_gib", "GiB", "peak active", GIB, "last", "max",
-           "peak of the memory in tensors since step `measure_after`, as the CUDA allocator counts it; maximum over ranks",
+           "peak memory of tensors since step `measure_after`, as the CUDA allocator counts it; maximum over ranks",
            over_ranks="max", by_rank=True, beside="memory/peak_active_pct"),
-    Figure("memory/peak_active_pct", "percent", "", SHARE, "last", "max", "the same as a share of the device's memory"),
+    Figure("memory/peak_active_pct", "percent", "", SHARE, "last", "max",
+           "`memory/peak_active_gib` as a share of the device's memory"),
     Figure("plan/memory/peak_active_gib", "GiB", "peak active, predicted", GIB, "once", "median",
            "`memory/peak_active_gib` as `sweep.preflight` predicted it before the run started",
            predicts="memory/peak_active_gib"),
     Figure("memory/peak_reserved_gib", "GiB", "peak reserved", GIB, "last", "max",
            "peak of the memory that the CUDA allocator reserved on the device since step `measure_after`; maximum over ranks",
            over_ranks="max", by_rank=True, beside="memory/peak_reserved_pct"),
-    Figure("memory/peak_reserved_pct", "percent", "", SHARE, "last", "max", "the same as a share of the device's memory"),
+    Figure("memory/peak_reserved_pct", "percent", "", SHARE, "last", "max",
+           "`memory/peak_reserved_gib` as a share of the device's memory"),
     Figure("memory/alloc_retries", "", "", NUMBER, "last", "", "number of times the allocator flushed its cache and tried again",
            over_ranks="max"),
     Figure("memory/peak_rss_gib", "GiB", "peak RSS", GIB, "last", "max",
            "peak resident host memory since step `measure_after`; maximum over ranks", over_ranks="max", by_rank=True,
            unless="memory/peak_active_gib"),
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
-           "from the end of the previous step to the end of this one on the slowest rank, between events on CUDA. Waiting for "
-           "data is included; reading metrics and saving are excluded", over_ranks="max", by_rank=True),
+           "time from the end of the previous step to the end of this one on the slowest rank; on GPUs, the time between two "
+           "CUDA events. It includes waiting for data, but not reading metrics or saving checkpoints", over_ranks="max",
+           by_rank=True),
     Figure("perf/compute_step_time_s", "s", "compute step time", SECONDS, "median", "median",
-           "`launch.emulate`: the step time as measured, in which collectives take no time", optional=True),
+           "with `launch.emulate`: the measured step time, in which collectives take no time", optional=True),
     Figure("perf/communication_s", "s", "exposed communication, predicted", SECONDS, "median", "median",
-           "`launch.emulate`: predicted seconds per step in which compute waits for communication. `perf/step_time_s` is the "
-           "sum of it and `perf/compute_step_time_s`; both are null if the device's rates are unknown", optional=True),
+           "with `launch.emulate`: predicted seconds per step during which computation waits for communication. "
+           "`perf/step_time_s` is the sum of this figure and `perf/compute_step_time_s`. If the device's rates are unknown, "
+           "this figure and `perf/step_time_s` are null", optional=True),
     Figure("perf/data_time_s", "s", "", SECONDS, "median", "", "the part of the step spent waiting for the next batch",
            over_ranks="max", by_rank=True),
     Figure("perf/cpu_time_s", "s", "", SECONDS, "median", "", "user and system time of the step, summed over ranks",
@@ -157,11 +164,13 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "the part of the step spent compiling, on the slowest rank",
            over_ranks="max"),
     Figure("perf/checkpoint_time_s", "s", "checkpoint", SECONDS, "saves", "median",
-           "time that training stopped before the step for a checkpoint, on the slowest rank; 0 if none was saved. With "
-           "`checkpoint=dcp_async`: until the copy to host memory is complete and the previous checkpoint is on disk"),
+           "time for which training stopped before the step to save a checkpoint, on the slowest rank; 0 if none was saved. "
+           "With `checkpoint=dcp_async`, training continues once the copy to host memory is complete and the previous "
+           "checkpoint is on disk"),
     Figure("perf/comm_allocations", "buffers", "", "{:,.0f}".format, "median", "",
-           "all-gather outputs and reduction inputs allocated in the step, mean over ranks. With `parallelism.buffers=max_pool` "
-           "or `scheduled` all are allocated in the first step and none later", over_ranks="mean", optional=True),
+           "number of all-gather outputs and reduction inputs allocated in the step, mean over ranks. With "
+           "`parallelism.buffers=max_pool` or `scheduled`, all of them are allocated in the first step and none later",
+           over_ranks="mean", optional=True),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
            "from the start of the last attempt until the device has completed its first step. `cold` marks the first run of a "
            "command, which has no warm processes or caches. A cold run counts only if every repeat is cold", but="cold"),
@@ -177,7 +186,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("experts/max_violation", "", "expert imbalance", NUMBER, "median", "median",
            "(largest load of an expert / mean load in the same block) - 1, maximum over blocks. An expert's load is the number "
            "of its tokens in the step, over all ranks", over_ranks="mean", optional=True),
-    Figure("experts/mean_violation", "", "", NUMBER, "median", "", "`experts/max_violation`, but mean over blocks",
+    Figure("experts/mean_violation", "", "", NUMBER, "median", "", "like `experts/max_violation`, but the mean over blocks",
            over_ranks="mean", optional=True),
     Figure("experts/unused", "experts", "", "{:,.0f}".format, "median", "", "number of experts without a token in the step",
            over_ranks="mean", optional=True),

@@ -17,9 +17,9 @@ from meshrunner.recipes.storage import replace_file
 
 FIGURES = """\
 bf16, fused AdamW, plain loss, random tokens. *Loop* is `bench/gpu/loops/plain_loop.py` with the same recomputation, compiled by
-block in rows with `per_block`. Both run alternately, each in its own process. Each run has {steps} steps and reads metrics every
-{every}. The first {every} steps are not measured, and WPS is the median over the rest. Ratios are taken pair by pair. MFU is
-relative to {peak}.
+block in rows with `per_block`. meshrunner and the loop run alternately, each in its own process. Each run has {steps} steps and
+reads metrics every {every}. The first {every} steps are not measured, and WPS is the median over the rest. Ratios are taken pair
+by pair. MFU is relative to {peak}.
 """
 ONE_SHARD = """\
 \\* With one shard, FSDP2 casts every weight and copies it into the gathered buffer, and copies every fp32 gradient once more. The
@@ -31,15 +31,16 @@ FlexAttention. *Ratio* is meshrunner's WPS, with `parallelism=fsdp2`, divided by
 """
 PLANS = "`meshrunner plan` with the settings of the measured run. *Stated* is the error that it states for its WPS."
 EMULATED = """\
-Rank 0 of published runs on many GPUs, emulated on one device. Each row is a `meshrunner run` with the overrides of the row in
-`bench/published_rows.py`, `launch.workers=8` and `{settings}`. Reserved memory and the compute time of a step are measured. WPS
-includes the predicted time in which compute waits for communication. *Plan* is the prediction for the published GPU. This device
-may have another speed than the published GPU.
+The table shows rank 0 of published runs on many GPUs, emulated on one device. Each row is a `meshrunner run` with the overrides
+of the published run in `bench/published_rows.py`, `launch.workers=8` and `{settings}`. Reserved memory and the compute time of
+a step are measured. WPS is computed from the sum of this time and the predicted exposed communication. *Plan* is the prediction
+for the published GPU. This device may be faster or slower than the published GPU.
 """
 GRID = """\
 Each row is a `meshrunner run` of {steps} steps of a small model. It works if the loss and gradient norm of every step agree with
-the reference (fp32, eager, one device), within {tolerance}.
-Every pair of options of parallelism, precision, compilation, recomputation and loss occurs in a row.
+those of the reference, an eager fp32 run on one device. The tolerances of loss and gradient norm are
+{tolerance}.
+Any two compatible options of parallelism, precision, compilation, recomputation and loss occur together in a row.
 """
 WITHOUT = ("skipped", "not run")
 """States of rows without a result."""

@@ -48,7 +48,7 @@ class Cell(NamedTuple):
 
 
 def by(comparison: Comparison, keys: str | None = None) -> Comparison:
-    """Return a comparison that is divided into cells by keys, separated by commas, or by `sweep.best_by` if `keys` is None. Raise
+    """Divide a comparison into cells by `keys`, which commas separate, or by `sweep.best_by` if `keys` is None. Raise
     ConfigError if a key is unknown."""
     if keys is None:
         option = "sweep.best_by"
@@ -111,7 +111,7 @@ def columns(comparison: Comparison) -> list[Column]:
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return an object for each cell: its values, the best row's settings and figures, and the row behind it."""
+    """Return an object for each cell: its values, the best row's settings and figures, and the second-best row."""
     found = []
     for cell in cells(comparison):
         best, second = [*cell.ranked[:2], None, None][:2]

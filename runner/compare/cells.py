@@ -21,7 +21,7 @@ UNTESTED = "(not tested)"
 OTHER = {"model": "other model", "seq_len": "other length", "batch": "other batch"}
 """Marks of differences in speed between rows that differ in a part of `Run.workload`."""
 UNREMARKABLE = ("completed", *FITTING)
-"""States of rows that need no reason. Those of planned rows say that they fit."""
+"""States of rows that need no reason: the row completed, or it was only planned and is predicted to fit."""
 LISTED = 8
 """Maximum number of rows named per reason."""
 FACT_VALUES = 3
@@ -89,7 +89,7 @@ def legend(comparison: Comparison) -> Iterator[str]:
     against = [each for each in comparison.against if each is not None]
     tested = [each.speed.within_noise for each in against if each.speed.percent is not None]
     if True in tested:
-        yield f"~ within noise: tests of the runs' {comparison.speed.title} at {ALPHA:.0%} for the whole table (Holm)"
+        yield f"~ within noise: the speeds do not differ significantly, at {ALPHA:.0%} for the whole table (Holm)"
     if None in tested:
         yield f"not tested: a test for noise needs {REPEATS} completed runs on each side"
     if (visible := comparison.noise.visible()) is not None:
@@ -154,7 +154,7 @@ def _few_steps(run: Run) -> str:
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """Return a line for each reason why rows did not complete or their first steps are not measured. Each line names its rows."""
+    """Return a line for each reason why rows did not complete or why their first steps do not count. A line names its rows."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)

@@ -35,11 +35,11 @@ class Gain:
     """The difference of a figure between a row and its baseline."""
 
     percent: float | None
-    """Percentage by which the row exceeds the baseline: of geometric means if it is tested, otherwise of medians."""
+    """Percentage by which the row exceeds the baseline. It compares geometric means if it is tested, otherwise medians."""
     p_value: float | None
     """The p-value, adjusted for the number of tests of this figure in the table; None if the difference is not tested."""
     repeats: int
-    """Number of completed runs with a known value: the row's number or the baseline's number, whichever is smaller."""
+    """Number of completed runs with a known value: the smaller of the row's number and the baseline's number."""
     interval: tuple[float, float] | None = None
     """Confidence interval of `percent`; None if it is not tested. All intervals of a table together hold at 95%."""
 
@@ -59,7 +59,7 @@ class Against:
     """The gains in peak memory, in the time to the first step and in the figures that the user named, by `Figure.key`."""
     verdict: Parity
     other: str = ""
-    """Part of `Run.workload` in which the row differs from its baseline: `model`, `seq_len` or `batch`; empty if in none."""
+    """Part of `Run.workload` in which the row differs from its baseline: `model`, `seq_len` or `batch`; "" if all are equal."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Comparison:
 
     @property
     def repeats(self) -> int:
-        """The largest number of runs that a row has with a known speed."""
+        """Number of runs with a known speed in the row that has the most."""
         return max((len(row.measured(self.speed)) for row in self.rows), default=0)
 
     @property
@@ -182,7 +182,7 @@ def compare_sweep(sweep_dir: Path, further: Sequence[Figure] = ()) -> tuple[Comp
 
 
 def check_baseline(baseline: str, runs: Sequence[Run]) -> None:
-    """Raise ConfigError if `sweep.baseline` names no run. A named experiment may name a key that does not vary in the sweep."""
+    """Raise ConfigError if `sweep.baseline` names no run. Accept a key that does not vary: a named experiment may set it."""
     keys = Keys(runs)
     key, separator, _ = baseline.partition("=")
     known = {name for run in runs for name in (*run.config, *flatten(run.config))}

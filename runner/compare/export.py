@@ -17,7 +17,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     """Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
 
     `scaling_pct` is present if rows differ in number of devices, `plan/verdict` if any run was predicted, and `emulated` (such
-    as `rank 0 of 64`) if a rank of any run was emulated. If there is a baseline, `speed` is the key of the figure that
+    as `rank 0 of 64`) if any run emulated a rank. If there is a baseline, `speed` is the key of the figure that
     `speed_vs_baseline_pct`, `p_value` and `within_noise` compare. `p_value` and `within_noise` are null if the difference is not
     tested. `loss_why` explains a null `loss_verdict`. `runs` lists the repeats.
     """
@@ -55,7 +55,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _further(against: Against | None, comparison: Comparison) -> dict[str, Any]:
-    """Return the gains in all compared figures but the speed, under keys such as `memory/peak_rss_gib_vs_baseline_pct`."""
+    """Return the gains in all compared figures except the speed, under keys such as `memory/peak_rss_gib_vs_baseline_pct`."""
     keys = next((each.further for each in comparison.against if each), {})
     found: dict[str, Any] = {}
     for key in keys:

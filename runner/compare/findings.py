@@ -36,7 +36,7 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def _best(comparison: Comparison) -> str:
-    """Name the fastest row, the rows that no test tells from it, and the row with the least memory."""
+    """Name the fastest row, the rows that no test distinguishes from it, and the row with the least memory."""
     speed = comparison.speed
     measured = [row for row in comparison.rows if row.measured(speed)]
     comparable = _comparable(comparison)
@@ -68,7 +68,7 @@ def _provisional(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _leader(rows: Sequence[Row], noise: Noise, sign: int = 1) -> tuple[Row, list[Row]]:
-    """Return the row with the highest values, or the lowest if `sign` is -1, and the rows that no test tells from it."""
+    """Return the row with the highest values, or the lowest if `sign` is -1, and the rows that no test distinguishes from it."""
     leader = rows[0]
     for row in rows[1:]:
         difference = noise.difference(row.key, leader.key)
@@ -79,8 +79,8 @@ def _leader(rows: Sequence[Row], noise: Noise, sign: int = 1) -> tuple[Row, list
 
 
 def undecided(comparison: Comparison, among: Sequence[Row] | None = None) -> list[Row]:
-    """Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row. A row may
-    have one run that did not complete, because the cause may be gone, but not two. among: rows to consider; None: all."""
+    """Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row. Ignore rows
+    with more than one incomplete run: the cause of a single one may be gone. among: rows to consider; None: all."""
     speed = comparison.speed
     usable = [
         row
@@ -114,7 +114,7 @@ def _within_noise(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
-    """Name the row with the least memory; return "" if memory is unknown, about equal, or no test tells rows apart."""
+    """Name the row with the least memory; return "" if memory is unknown or about equal, or if no test distinguishes rows."""
     if (figure := comparison.memory) is None:
         return ""
     noise = comparison.noises[figure.key]
@@ -160,7 +160,7 @@ def _against(comparison: Comparison) -> Iterator[str]:
 
 
 def _further(pairs: Sequence[Against]) -> Iterator[str]:
-    """Yield a clause for each of memory and the time to the first step if it differs beyond noise."""
+    """Yield a clause for each further figure, such as peak memory, that differs beyond noise."""
     for key in pairs[0].further:
         gains = [each.further[key] for each in pairs]
         beyond = [each.percent or 0.0 for each in gains if each.within_noise is False]

@@ -43,7 +43,7 @@ FACTS: dict[str, Callable[[Run], Any]] = {
     "meshrunner": lambda run: run.environment.packages.get("meshrunner"),
     "commit": lambda run: (run.environment.git_commit or "")[:8] or None,
 }
-"""Facts about a run. Each title of a fact is mapped to the function that reads the fact's value from a run."""
+"""Functions that read the facts about a run, keyed by the fact's title."""
 
 
 def text(value: Any) -> str:

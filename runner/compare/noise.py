@@ -5,17 +5,17 @@ Repeats are rounds: a round runs every combination once, in random order. Each v
     log(value) = combination + round + noise,
 
 a randomised complete block design, so the drift of a machine's speed from round to round does not count as noise. Least squares
-solves the equations, also if runs are missing. Logarithms turn differences into ratios.
+solves the equations, even if runs are missing. Logarithms turn differences into ratios.
 
 Each row has its own variance. With three repeats, a row's residuals alone say little about its variance. `Noise` therefore
-averages it with the pooled variance of all rows, which counts as `d` degrees of freedom: many if the rows' variances differ no
-more than chance explains, few if the noise of rows really differs (empirical Bayes, as in Smyth 2004; `d` by the method of
-moments). Three rounds can agree by chance although the runs' steps scatter. A row's variance is therefore at least that which
-follows from the scatter of the steps (`rundir.summary.relative_error`).
+averages it with the pooled variance of all rows (empirical Bayes, as in Smyth 2004). The pooled variance counts as `d` degrees of
+freedom (method of moments). `d` is large if the rows' variances differ no more than chance explains, and small if the noise of
+rows really differs. Three rounds can agree by chance although the runs' steps scatter. A row's variance is therefore at least the
+variance that follows from the scatter of the steps (`rundir.summary.relative_error`).
 
-tests/unit/compare/test_noise.py simulates sweeps of 2 to 40 rows whose standard deviations are drawn from a range of a factor of
-3. At most 6% of these tables report a difference from the baseline where there is none. If it is the baseline that is three times
-as noisy as all other rows, 8 to 20% do.
+tests/unit/compare/test_noise.py simulates sweeps of 2 to 40 rows whose standard deviations differ by up to a factor of 3. At most
+6% of these tables report a difference from the baseline where there is none. If the baseline is three times as noisy as all other
+rows, 8 to 20% of the tables do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REPEATS = 3
 ALPHA = 0.05
 """Probability that a table reports a difference although all its rows are equal."""
 SHARE = 0.8
-"""Share of ALPHA for the tests against the baseline. The rest is for the tests that tell the fastest row from other rows."""
+"""Share of ALPHA for the tests against the baseline. The rest is for the tests of the fastest row against other rows."""
 POWER = 0.9
 """Probability with which a test detects the smallest visible difference."""
 EQUAL = 1e-12
@@ -99,7 +99,7 @@ class Noise:
         self.pairs, self.looks = tuple(pairs), looks
         self.rows = [{key: math.log(value) for key, value in row.items() if value > 0} for row in rows.values()]
         self.least = [fmean(error**2 for error in (errors or {}).get(name) or (0.0,)) for name in rows]
-        """Smallest variance of a run of each row."""
+        """Lower limit of the variance of a run, for each row."""
         self.index = {name: i for i, name in enumerate(rows)}
         shared = Counter(key for row in self.rows for key in row)
         self.rounds = {key: i for i, key in enumerate(key for key, count in shared.items() if count > 1)}
@@ -168,7 +168,7 @@ class Noise:
 
     @cached_property
     def _fit(self) -> _Fit:
-        """Least squares over the rows and rounds that have at least one run in common with another row."""
+        """Fit the effects of rows and rounds by least squares. Rounds with runs of a single row are left out."""
         import numpy as np
 
         cells = np.zeros((len(self.rows), max(len(self.rounds), 1)))
@@ -233,7 +233,7 @@ def _quantile(freedom: float, tests: float) -> float:
 
 
 class _Tests(NamedTuple):
-    """The tests of a table, and factors of Bonferroni: numbers of tests, divided by the share of ALPHA for them."""
+    """The tests of a table, and factors of Bonferroni: the number of tests, divided by the share of ALPHA for these tests."""
 
     against: dict[Pair, float | None]
     """The adjusted p-values of rows and their baselines."""
@@ -268,7 +268,7 @@ def noise_of(figure: Figure, rows: Sequence[Row], pairs: Iterable[Pair]) -> Nois
 
 def _looks(rows: Sequence[Row]) -> float:
     """Return the factor of Bonferroni for a sweep with `repeat=auto`, which tests after each round from REPEATS on; otherwise 1.
-    Half of ALPHA is for the last of these tests, because it has most runs, and half for the others."""
+    Half of ALPHA is for the last of these tests, because it has the most runs, and half is for the others."""
     runs = [run for row in rows for run in row.runs if run.sweep.get("repeat") == "auto"]
     limits = [limit for run in runs if isinstance(limit := run.sweep.get("max_repeat"), int)]
     most = max(limits, default=REPEATS)

@@ -126,7 +126,7 @@ class Run:
     def round(self) -> tuple[Path, str]:
         """The round of a sweep in which the run was executed. Runs that belong to no round have a value of their own.
 
-        A round executes every combination of the sweep once. Seeds and repeats that were typed as varying values are no rounds.
+        A round executes every combination of the sweep once. Seeds and repeats that a user typed as varying values are no rounds.
         """
         several = self.sweep.get("repeat", 1) != 1 or self.sweep.get("seeds", 1) != 1
         repeat = repeat_of(self.path.name) if several else ""
@@ -192,7 +192,7 @@ class Row:
         return list(self.by_round(figure).values())
 
     def by_round(self, figure: Figure) -> dict[Any, float]:
-        """Return the values of a figure in the completed runs. The keys tell rounds apart, and runs of the row in one round."""
+        """Return the values of a figure in the completed runs. The keys distinguish rounds, and runs of the row in one round."""
         runs = [run for run in self.completed if not run.figures.get(figure.but)] or self.completed
         found: dict[Any, float] = {}
         seen: Counter[Any] = Counter()
@@ -203,7 +203,7 @@ class Row:
         return found
 
     def errors(self, figure: Figure) -> list[float]:
-        """Return the relative standard errors of a figure's medians in the completed runs that know theirs."""
+        """Return the relative standard error of a figure's median for each completed run that has recorded one."""
         errors = (run.figures.get(error_key(figure.key)) for run in self.completed)
         return [error for error in errors if error is not None]
 

@@ -36,7 +36,7 @@ class Field(NamedTuple):
     better: str = ""
     """`high` if high values of a figure are better, `low` if low values are better, "" for a setting or the state."""
     constant: bool = False
-    """Whether the field is a setting without a column in the table. `lr` means the field with a column if several end in `lr`."""
+    """Whether the field is a setting without a column in the table. If several end in `lr`, `lr` means one with a column."""
 
 
 class Filter(NamedTuple):

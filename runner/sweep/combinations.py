@@ -190,7 +190,7 @@ def _repeated(composed: Composed, sweep: Sweep) -> list[Composed]:
 
 
 def check_existing(run: Composed) -> None:
-    """Raise ConfigError if the run directory exists with another configuration. Ignore changes in the sections of sweeps."""
+    """Raise ConfigError if the run directory exists with another configuration. The sections `sweep` and `tune` may differ."""
     if not is_run(run.run_dir):
         return
     different = differences(read_config(run.run_dir), run.config)
@@ -217,7 +217,7 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Jobs) -> set[str]:
-    """Return the overrides that not all jobs have, or all of a single job's overrides. Some sweepers pass jobs one by one."""
+    """Return the overrides that not all jobs have. Return all overrides of a single job: some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared

@@ -98,7 +98,7 @@ def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Jobs |
 @contextmanager
 def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
     """Undo Hydra's changes to the sweep directory if the sweep has written no runs, for example because a job is invalid. Keep
-    them if a search has begun."""
+    the changes if a search has begun."""
     record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
     before = record.read_bytes() if record.is_file() else None
     since = placed.stat().st_mtime_ns if placed.exists() else None
@@ -133,8 +133,8 @@ def resume_sweep(sweep_dir: Path) -> int:
 
 
 def composer_of(sweep_dir: Path, launcher: Sequence[str] = ()) -> Composer:
-    """Compose the command line that started a sweep again, from the file that its sweeper wrote. launcher: overrides of Hydra's
-    launcher and its settings; without any, the runs are executed here, as inside the job of a search."""
+    """Restore the composer of a sweep's first command line from the file that its sweeper wrote. launcher: overrides of Hydra's
+    launcher and its settings. Without any, the runs are executed here, as inside the job of a search."""
     try:
         written = OmegaConf.load(sweep_dir / MULTIRUN)
     except (OSError, ValueError) as error:

@@ -82,8 +82,8 @@ class Ranked(NamedTuple):
 
 
 def rank(composer: Composer, *, active_only: bool, key: str | None = None) -> list[Ranked]:
-    """Predict all combinations of a grid, and sort them. If `key` is given, each combination gets its largest value that fits.
-    Raise ConfigError if `run -m` would reject the command line."""
+    """Predict all combinations of a grid, and sort them. Set `key`, if given, to the largest value with which a combination
+    fits. Raise ConfigError if `run -m` would reject the command line."""
     config, loader = composer.compose_sweep(), composer.hydra.config_loader
     target = Target(lambda experiment: expected_devices(experiment).workers)
     jobs = check_batch(loader, config, grid(loader, config), 0, target).combinations
@@ -199,7 +199,7 @@ def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
 
 
 def _table(ranked: Sequence[Ranked], cells: dict[str, list[str]], width: int) -> Iterator[str]:
-    """Yield the table's lines. A heading with the verdict precedes its combinations; a reason follows those that it explains."""
+    """Yield the table's lines. Combinations with the same verdict follow a heading, and precede the reason for this verdict."""
     names = [" ".join(map(short_override, each.varying or each.overrides)) or "defaults" for each in ranked]
     widths = {title: max(map(len, [title, *column])) + 2 for title, column in cells.items()}
     longest = 2 + max(map(len, ["combination", *names]))

@@ -52,7 +52,7 @@ def _place_round(sweep_dir: Path, first: Experiment) -> list[Path]:
     rows = undecided(comparison)
     if len(rows) < 2 or last >= first.sweep.max_repeat:
         return []
-    say(f"round {last + 1}: {len(rows)} of {len(comparison.rows)} combinations, whose order is not decided, run again")
+    say(f"round {last + 1}: repeating the {len(rows)} of {len(comparison.rows)} combinations whose order is undecided")
     first_round = [run.path for row in rows for run in row.runs if rounds[run.path] == 1]
     random.Random(first.seed + last).shuffle(first_round)
     placed = []

@@ -7,9 +7,9 @@ The logarithm of a combination's speed is the sum of three parts:
 - an error of its own.
 
 A run measures the sum with noise, and with a drift that all runs of a wave share. All parts are normally distributed around zero
-or, for the constants, around the values before the first run. So is then the belief in the speeds (Rasmussen and Williams 2006,
-section 2.7), as far as the prediction is linear in the logarithms of the constants. The line is therefore drawn at their most
-probable values.
+or, for the constants, around the values before the first run. If the prediction is linear in the logarithms of the constants, the
+belief in the speeds is also normally distributed (Rasmussen and Williams 2006, section 2.7). The prediction is therefore
+linearised at the most probable constants.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class Response:
     """Predicted speeds as functions of a device's constants. Logarithms of both are related by quadratic polynomials."""
 
     def __init__(self, points: Array, speeds: Array) -> None:
-        """Fit the polynomials to predictions at several points, which must be more than the coefficients of a polynomial.
+        """Fit the polynomials to predictions at several points. A polynomial must have fewer coefficients than there are points.
 
         Args:
             points: logarithms of (constant / its value before the first run) [points, constants].
@@ -85,7 +85,7 @@ class Prior:
     """The belief before the first run."""
 
     def __init__(self, response: Response, constants: Array, combinations: Sequence[Mapping[str, str]]) -> None:
-        """constants: standard deviations of their logarithms [constants]. combinations: options of each, keyed by config key."""
+        """Take the standard deviations of the constants' logarithms, and each combination's options, keyed by config key."""
         self._response, self._constants = response, constants
         errors = np.full((len(combinations), len(combinations)), COMMON**2)
         for key in sorted(set().union(*combinations)):

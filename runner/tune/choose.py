@@ -1,4 +1,4 @@
-"""Chooses which combinations to run next, and says how far the best one so far may be from the fastest."""
+"""Chooses which combinations to run next, and estimates how much faster than the best one so far another one may be."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -13,7 +13,7 @@ WEIGHTS = WEIGHTS / WEIGHTS.sum()
 SAMPLES = 2000
 CONFIDENCE = 0.95
 LIKELY = 0.05
-"""Smallest probability of being the fastest with which a combination is a leader."""
+"""Probability of being the fastest above which a combination is a leader."""
 
 
 class Outlook(NamedTuple):
@@ -24,7 +24,7 @@ class Outlook(NamedTuple):
     chance: float
     """Probability that a combination that was not run is faster than the best one by more than the tolerance."""
     bound: float
-    """Fraction by which the fastest combination is at most faster than the best one, with probability CONFIDENCE."""
+    """Upper limit, with probability CONFIDENCE, of the fraction by which any combination is faster than the best one."""
 
 
 def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int) -> Outlook:
@@ -43,7 +43,7 @@ def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int)
 
 
 def leaders(belief: Belief, tried: Collection[int], seed: int) -> list[int]:
-    """Return the combinations, among those that were run, that are the fastest of them with a probability over LIKELY."""
+    """Return each of the combinations that were run that is the fastest of these with a probability over LIKELY."""
     own = np.array(sorted(tried))
     normal = np.random.default_rng(seed).multivariate_normal(
         belief.mean[own], belief.covariance[np.ix_(own, own)], SAMPLES
@@ -53,11 +53,11 @@ def leaders(belief: Belief, tried: Collection[int], seed: int) -> list[int]:
 
 
 def next_wave(belief: Belief, tried: Collection[int], size: int, noise: float) -> list[int]:
-    """Return the combinations to run next: those after whose runs the best expected speed is likely to be highest.
+    """Return the combinations to run next: those whose runs are likely to help most in finding the best combination.
 
-    A combination may run again if that helps to find the best one. Each choice maximises the expected maximum of the expected
-    speeds of all combinations that were run or chosen, the knowledge gradient (Frazier, Powell and Dayanik 2009, "The
-    Knowledge-Gradient Policy for Correlated Normal Beliefs"). noise: standard deviation of the logarithm of a measured speed.
+    A combination may run again. Each choice maximises the knowledge gradient (Frazier, Powell and Dayanik 2009, "The
+    Knowledge-Gradient Policy for Correlated Normal Beliefs"). It is the mean of the highest expected speed, after the chosen
+    runs, among all combinations that were run or chosen. noise: standard deviation of the logarithm of a measured speed.
     """
     mean, covariance, known = belief.mean, belief.covariance, set(tried)
     chosen: list[int] = []

@@ -1,4 +1,4 @@
-"""The state of a search for the fastest combination, as the runs on disk show it, and the choice of the next runs."""
+"""Reads the state of a search for the fastest combination from the runs on disk, and chooses the next runs."""
 
 import random
 from dataclasses import replace
@@ -25,7 +25,7 @@ WAVE = 4
 NOISE = 0.03
 """Assumed standard deviation of the logarithm of a measured speed within a wave."""
 UNLIKELY = 0.05
-"""Probability of a faster combination at which the search ends."""
+"""Probability of a faster combination below which the search ends."""
 
 
 class Found(NamedTuple):
@@ -99,7 +99,7 @@ class Search:
         return self._batch(chosen, last + 1)
 
     def _chosen(self, found: Found | None, runs: list[tuple[int, int, Run]], cell: list[int]) -> list[int]:
-        """Return the combinations of a cell to run next. They begin with the best so far, if there is one."""
+        """Return the combinations of a cell to run next. The best combination so far comes first, if there is one."""
         own = [run for number, _, run in runs if number in cell]
         room = min(WAVE, self.settings.runs - len(own))
         spent = sum((s.ended or 0) - (s.started or 0) for run in own if (s := run.record(Status)).ended) / 60
@@ -110,7 +110,7 @@ class Search:
             belief, tried, chosen = found.belief, found.tried, [found.outlook.best]
             if found.outlook.chance < UNLIKELY or room < 2 or not may_search:
                 again = [self.number_of(row) for row in self.equal(found, compare_sweep(self.sweep_dir)[0])]
-                # Further repeats are not worth their time if no combination is probably much faster: a tie.
+                # If it is unlikely that any combination is much faster, further repeats are not worth their time.
                 enough = REPEATS if found.outlook.bound <= self.settings.tolerance else self.max_repeat
                 return again if again and min(map(found.count, again)) < enough else []
         for number in next_wave(belief, tried, WAVE, NOISE) if may_search else ():
@@ -119,8 +119,8 @@ class Search:
         return chosen
 
     def equal(self, found: Found, comparison: Comparison) -> list[Row]:
-        """Return the fastest row and the rows that no test tells from it, among those that may be the fastest. Return [] if the
-        fastest row is decided. Rows with too few runs for a test count as equal. comparison: that of the sweep directory."""
+        """Return the fastest row and the rows that no test distinguishes from it, without rows that are unlikely to be fastest.
+        Return [] if one row is left. Rows with too few runs for a test count as equal. comparison: of the sweep directory."""
         ahead = leaders(found.belief, found.tried, self.seed)
         return undecided(comparison, [row for row in comparison.rows if self.number_of(row) in ahead])
 
@@ -128,8 +128,8 @@ class Search:
         return self.numbers[in_round(row.runs[0].path.name, 1)]
 
     def _belief(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Belief:
-        """Return the belief after all runs. It rules out combinations outside the cell, those that failed, and those that are
-        predicted to need more memory than one that ran out of it."""
+        """Return the belief after all runs. It rules out combinations outside the cell, combinations that failed, and those that
+        are predicted to need at least as much memory as one that ran out of memory."""
         belief = self.survey.prior.after(_measured(runs), NOISE)
         failed = self.failed(runs)
         peaks = np.array([job.plan.get("memory/peak_active_gib") or 0.0 for job in self.jobs])

@@ -29,7 +29,7 @@ from meshrunner.runner.tune.belief import Prior, Response
 SET_BY_TUNE = ("steps", "sweep.repeat")
 """Keys that a tune sets for its runs, whatever the user typed."""
 PER_COEFFICIENT = 2
-"""Predictions at other constants, for each coefficient of the polynomials that are fitted to them."""
+"""Number of predictions at other constants for each coefficient of the polynomials that are fitted to these predictions."""
 CALIBRATED = 0.3
 """Factor for the uncertainty of constants that were fitted to measured runs."""
 TFLOPS_OF_CPU = 0.05
@@ -50,9 +50,9 @@ class Survey(NamedTuple):
     """Short name of each combination, such as `fsdp2 full micro_batch=2`."""
     prior: Prior
     cells: list[list[int]]
-    """Numbers of the combinations in each cell (see `sweep.best_by`). A search for the fastest is made in each."""
+    """Numbers of the combinations in each cell (see `sweep.best_by`). Each cell is searched separately."""
     lines: list[str]
-    """Numbers of combinations that are impossible, that do not fit and that are left. The most frequent reasons follow."""
+    """Lines to print: the numbers of combinations that are impossible, do not fit or are left, and the most frequent reasons."""
 
 
 def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
@@ -98,7 +98,7 @@ def _frequent(reasons: Iterable[str]) -> list[str]:
 
 
 def _with_same_batch(loader: Any, config: DictConfig, target: Target) -> list[Combination]:
-    """Check all combinations, with the same global batch in a cell and with the steps and repeats of a tune."""
+    """Check all combinations. Those of a cell get the same global batch, and all get the steps and repeats of a tune."""
     own = dict(zip(SET_BY_TUNE, (config.tune.steps, "auto"), strict=True))
     fixed = [f"{key}={value}" for key, value in own.items()]
     given = [[*(each for each in job if key_of(each) not in own), *fixed] for job in grid(loader, config)]
@@ -150,8 +150,8 @@ def _hardware(job: Combination) -> tuple[GPU | CPU, float]:
 def _predicted(
     sweep_dir: Path, jobs: Sequence[Combination], hardware: GPU | CPU, devices: Sequence[GPU | CPU]
 ) -> list[dict[str, Any]]:
-    """Predict each combination on each of `devices`, or read the predictions of an earlier command. Return a dict for each:
-    `plan` (content of plan.json), `wps` (speeds on `devices`; [] if it does not fit or is unknown)."""
+    """Predict each combination on each of `devices`, or read the predictions of an earlier command. Return a dict for each
+    combination: `plan` is the content of plan.json, `wps` the speeds on `devices` ([] if it does not fit or is unknown)."""
     on = hardware.model_dump(mode="json")
     configs = [{**job.runs[0].config, "hardware": on} for job in jobs]
     for config, job in zip(configs, jobs, strict=True):

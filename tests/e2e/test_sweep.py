@@ -56,7 +56,7 @@ def test_repeat_auto_repeats_what_is_not_decided(folder: Path) -> None:
     assert ended.code == 0, ended
     assert states(folder) == ["completed"] * len(runs(folder))
     fourth = [run.name for run in runs(folder) if run.name.endswith("_repeat-4")]
-    assert len(fourth) >= 2 and f"round 4: {len(fourth)} of 3 combinations" in ended.out
+    assert len(fourth) >= 2 and f"round 4: repeating the {len(fourth)} of 3 combinations" in ended.out
     again = meshrunner("resume", "sweep", cwd=folder)
     assert "round" not in again.out and len(runs(folder)) == 9 + len(fourth)
 

@@ -30,7 +30,7 @@ def place(arguments: list[str]) -> int:
 def write_run(
     composed: Composed, workers_of: Callable[[Experiment], int], *, here: bool, dry_run: bool = False
 ) -> tuple[Experiment, dict[str, Any]]:
-    """Check a run and, unless `dry_run`, write its directory. Return it and the content of plan.json.
+    """Check a run and, unless `dry_run`, write its directory. Return the experiment and the content of plan.json.
 
     `here`: whether the run starts on this machine at once. If not, also predict the run.
     """

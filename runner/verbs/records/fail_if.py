@@ -28,7 +28,7 @@ class Rule(NamedTuple):
     figure: str
     """SPEED (the figure by which the table compares speeds), LOSS (whether losses agree), or the key of another figure."""
     bound: float = 0.0
-    """Difference from the baseline, in percent. Smaller values violate a negative bound, even -0; larger ones a positive one."""
+    """Difference from the baseline, in percent. A value violates a negative bound (even -0) from below, a positive from above."""
 
     def outcome(self, row: Row, against: Against | None, comparison: Comparison) -> tuple[str, str]:
         """Return FAILED, UNDECIDED or PASSED for a row, and the difference in words."""

@@ -41,7 +41,7 @@ HYDRA = {
     "hydra.job.config.override_dirname": "Form of ${hydra.job.override_dirname}: kv_sep, item_sep, exclude_keys.",
     "hydra.help": "Your own text for --help: app_name, header, footer, template.",
     "hydra.hydra_help": "Your own text for --hydra-help: hydra_help, template.",
-    "hydra": "Hydra's settings that are useful here, and the settings that replace the others.",
+    "hydra": "Hydra's settings that are useful here, and what to set instead of the others.",
 }
 """Explanations of the Hydra keys that have an effect in meshrunner. Class Experiment has no fields for these keys."""
 
