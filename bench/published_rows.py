@@ -55,7 +55,7 @@ SOURCES = {
     ),
     "Kempner": (
         "[KempnerForge](https://github.com/KempnerInstitute/KempnerForge/tree/main/benchmarks/mfu_scaling), April 2026. Nodes of "
-        "four H200s, full recomputation, compiled. The published memory is too small for fp32 weights, so the weights were in bf16"
+        "four H200s, full recomputation, compiled. The published memory is too little for fp32 weights, so weights were in bf16"
     ),
 }
 """Descriptions of the publications. Each begins with a link."""

@@ -21,7 +21,8 @@ from meshrunner.runner.rundir import key_of
 from meshrunner.runner.sweep.combinations import Target, check_batch, varying
 from meshrunner.runner.tune.belief import DRIFT, Array, Measured, Prior, Response
 from meshrunner.runner.tune.choose import leaders, next_wave, outlook
-from meshrunner.runner.tune.search import NOISE, UNLIKELY, WAVE
+from meshrunner.runner.tune.search import NOISE as NOISES
+from meshrunner.runner.tune.search import UNLIKELY, WAVE
 from meshrunner.runner.tune.survey import PER_COEFFICIENT
 
 SPACE = (
@@ -39,6 +40,7 @@ CONSTANTS = (0.7, 1.3)
 """Range of the factors from which the constants of a cluster are drawn."""
 SLOWER = 1.1
 """Factor for the step time of one layout of each cluster."""
+NOISE = NOISES["cuda"]
 TOLERANCE = 0.02
 BUDGET, REPEATS = 12, 5
 

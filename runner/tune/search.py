@@ -12,6 +12,7 @@ from meshrunner.runner.compare.comparison import Comparison, compare_sweep
 from meshrunner.runner.compare.findings import undecided
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Row, Run, glance
+from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.console import say
 from meshrunner.runner.rundir import CRASHED, RESULTS, Status, in_round, repeat_number, run_names
 from meshrunner.runner.sweep.combinations import SweepBatch, check_existing
@@ -22,8 +23,8 @@ from meshrunner.runner.tune.survey import Survey
 
 WAVE = 4
 """Runs in a wave of the search."""
-NOISE = 0.03
-"""Assumed standard deviation of the logarithm of a measured speed within a wave."""
+NOISE = {"cuda": 0.03, "cpu": 0.06}
+"""Assumed standard deviation of the logarithm of a measured speed within a wave, by type of device."""
 UNLIKELY = 0.05
 """Probability of a faster combination below which the search ends."""
 
@@ -54,6 +55,7 @@ class Search:
         """Number of a combination, by the name of its run in the first wave."""
         experiment = survey.jobs[0].experiment
         self.settings, self.seed, self.max_repeat = experiment.tune, experiment.seed, experiment.sweep.max_repeat
+        self.noise = NOISE[expected_devices(experiment).type]
 
     def runs(self) -> list[tuple[int, int, Run]]:
         """Return the combination, the wave and the run of each run on disk. Raise ConfigError if they belong to another sweep."""
@@ -113,7 +115,7 @@ class Search:
                 # If it is unlikely that any combination is much faster, further repeats are not worth their time.
                 enough = REPEATS if found.outlook.bound <= self.settings.tolerance else self.max_repeat
                 return again if again and min(map(found.count, again)) < enough else []
-        for number in next_wave(belief, tried, WAVE, NOISE) if may_search else ():
+        for number in next_wave(belief, tried, WAVE, self.noise) if may_search else ():
             if belief.mean[number] > -np.inf and number not in chosen and len(chosen) < room:
                 chosen.append(number)
         return chosen
@@ -130,7 +132,7 @@ class Search:
     def _belief(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Belief:
         """Return the belief after all runs. It rules out combinations outside the cell, combinations that failed, and those that
         are predicted to need at least as much memory as one that ran out of memory."""
-        belief = self.survey.prior.after(_measured(runs), NOISE)
+        belief = self.survey.prior.after(_measured(runs), self.noise)
         failed = self.failed(runs)
         peaks = np.array([job.plan.get("memory/peak_active_gib") or 0.0 for job in self.jobs])
         least = min((peaks[number] for number, run in failed.items() if run.state == "oom"), default=np.inf)

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.tune import BUDGET, TOLERANCE, search
+from bench.tune import BUDGET, NOISE, TOLERANCE, search
 from meshrunner.runner.tune.belief import Array, Belief, Measured, Prior, Response
 from meshrunner.runner.tune.choose import next_wave, outlook
-from meshrunner.runner.tune.search import NOISE
 from tests.unit.tune.recorded import RECORDED, read
 
 LAYOUTS = ("a", "b", "c", "d")
