@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 from meshrunner.runner.calibrate.fit import OF_CPU, OF_GPU
+from meshrunner.runner.figures import speed_figure
 from meshrunner.runner.rundir import Summary, key_of, run_names
 from meshrunner.runner.rundir.files import SUMMARY, SWEEP, TUNE
 from meshrunner.runner.rundir.run import read_overrides
@@ -51,20 +52,25 @@ def record(search: Path, sweep: Path, name: str) -> None:
     combinations = [
         {
             "options": dict(each.split("=", 1) for each in read_overrides(repeats[0]).task if key_of(each) in varied),
-            "measured": [round(Summary.read(each / SUMMARY).figures["perf/wps_median"], 1) for each in repeats],
+            "measured": [_speed(each) for each in repeats],
             "predicted": wps,
         }
         for repeats, wps in zip(runs.values(), predicted, strict=True)
     ]
     space = {
         "command": " ".join(command),
-        "device": device["name"],
+        "device": device.get("name", "CPU"),
         "spread": [each.unknown for each in constants[:count]],
         "combinations": combinations,
     }
     text = json.dumps(space, indent=1)
     RECORDED.mkdir(exist_ok=True)
     (RECORDED / f"{name}.json").write_text(re.sub(r"(?<=\d,)\s+(?=\d)", " ", text) + "\n")
+
+
+def _speed(run_dir: Path) -> float:
+    figures = Summary.read(run_dir / SUMMARY).figures
+    return round(float(figures[speed_figure([figures]).summary_keys[0]]), 1)
 
 
 if __name__ == "__main__":
