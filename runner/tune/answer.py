@@ -54,10 +54,9 @@ def _answer(config: DictConfig, search: Search, comparison: Comparison, found: F
         if (value := rows[best].figures.get(figure.summary_keys[0])) is not None
     ]
     say(f"\n{search.names[best]}: {', '.join(figures)}.")
-    if equal := [
-        search.names[number] for row in search.equal(found, comparison) if (number := search.number_of(row)) != best
-    ]:
-        say(f"Within noise of it: {', '.join(equal)}.")
+    equal = map(search.number_of, search.equal(found, comparison))
+    if others := [search.names[number] for number in equal if number != best]:
+        say(f"Within noise of it: {', '.join(others)}.")
     cell = next(cell for cell in search.survey.cells if best in cell)
     many = f"{len(found.tried)} of {len(cell):,} were run"
     faster = f"more than {100 * bound:.1f}% faster" if bound >= 0.0005 else "faster"
@@ -88,11 +87,8 @@ def _write_hardware(sweep_dir: Path) -> None:
     except ConfigError as error:
         warn(f"the constants of the device were not fitted: {error}")
         return
-    changed = [
-        f"{key} {old:.3g} -> {new:.3g}"
-        for figures in [calibration.as_json()]
-        for (key, old), new in zip(figures["before"].items(), figures["fitted"].values(), strict=True)
-    ]
+    figures = calibration.as_json()
+    changed = [f"{key} {figures['before'][key]:.3g} -> {value:.3g}" for key, value in figures["fitted"].items()]
     say(f"\nconstants of the device: {', '.join(changed)}")
     _write(sweep_dir / TUNED, as_yaml(calibration))
     say(f"for the next tune: --config-dir {shlex.quote(str(shown(sweep_dir)))} hardware=tuned")
