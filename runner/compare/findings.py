@@ -59,9 +59,8 @@ def _best(comparison: Comparison) -> str:
 def _provisional(rows: Sequence[Row], comparison: Comparison) -> str:
     """Name the row that is fastest so far, if no row has enough runs for a test."""
     speed = comparison.speed
-    (most, name), (second, _), *_ = sorted(
-        ((median(row.measured(speed)), comparison.name(row)) for row in rows), reverse=True
-    )
+    speeds = [(median(row.measured(speed)), comparison.name(row)) for row in rows]
+    (most, name), (second, _), *_ = sorted(speeds, reverse=True)
     each = "one run each" if all(len(row.measured(speed)) == 1 for row in rows) else f"fewer than {REPEATS} runs each"
     ahead = f"{100 * (most / second - 1):.1f}% ahead of the next row" if second > 0 else "ahead of the next row"
     return f"Fastest so far, {each}: {name} ({speed.text(most)} {speed.title}), {ahead}. This is not tested for noise: {TAKES}"
@@ -192,12 +191,9 @@ def _losses(comparison: Comparison) -> str:
         return "; ".join([*parts, rest] if rest else parts)
     largest = max(each.verdict.difference or 0.0 for same in kinds.values() for _, each in same)
     how = "are identical" if set(kinds) == {"identical"} else f"agree (largest difference {short(f'{largest:.1e}')})"
-    where = (
-        f"{pairs} of {counted(pairs + unlike, 'pair')}; {rest}"
-        if rest
-        else f"{'all ' * (pairs > 1)}{counted(pairs, 'pair')}"
-    )
-    return f"Losses {how} in {where}"
+    if rest:
+        return f"Losses {how} in {pairs} of {counted(pairs + unlike, 'pair')}; {rest}"
+    return f"Losses {how} in {'all ' * (pairs > 1)}{counted(pairs, 'pair')}"
 
 
 def _without_result(comparison: Comparison) -> str:
