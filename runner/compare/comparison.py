@@ -255,11 +255,8 @@ def _gain(row: Row, baseline: Row, figure: Figure, noise: Noise) -> Gain:
 
 def other_workload(run: Run, baseline: Run) -> str:
     """Return the value of `Against.other` for a run and its baseline."""
-    theirs = baseline.workload
-    differing = [
-        part for part, value in run.workload.items() if None not in (value, theirs[part]) and value != theirs[part]
-    ]
-    return next(iter(differing), "")
+    pairs = zip(run.workload.items(), baseline.workload.values(), strict=True)
+    return next((part for (part, mine), theirs in pairs if None not in (mine, theirs) and mine != theirs), "")
 
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
