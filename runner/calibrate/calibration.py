@@ -99,9 +99,8 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
         except Exception as error:  # a user's model may raise anything
             left_out[each.name] = f"the model cannot be traced: {why(error)}"
         else:
-            runs.append(
-                MeasuredRun(each.name, workload, workload.tokens / each.compute_s if each.compute_s else each.wps)
-            )
+            wps = workload.tokens / each.compute_s if each.compute_s else each.wps
+            runs.append(MeasuredRun(each.name, workload, wps))
     _check_enough(len(runs), left_out)
     fitted = fit(hardware, runs)
     errors = leave_one_out_errors(hardware, runs, fitted)

@@ -105,9 +105,8 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
     most = [math.log(each.most / constant(hardware, each.key)) for each in constants]
     begin = [math.log(constant(near or hardware, each.key) / constant(hardware, each.key)) for each in constants]
     start = np.minimum(begin, np.array(most) - 1e-6)  # least_squares needs a start inside the bounds
-    found = least_squares(
-        residuals, start, bounds=(-np.inf, np.maximum(most, start + 1e-9)), diff_step=1e-3, ftol=1e-4, xtol=1e-4
-    )
+    bounds = -np.inf, np.maximum(most, start + 1e-9)
+    found = least_squares(residuals, start, bounds=bounds, diff_step=1e-3, ftol=1e-4, xtol=1e-4)
     left = np.linalg.inv(found.jac.T @ found.jac)
     unknown = dict(zip((each.key for each in constants), np.sqrt(np.diag(left)) / priors, strict=True))
     ratio = left[0, 0] + left[1, 1] - 2 * left[0, 1]
@@ -120,10 +119,8 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
 
 def leave_one_out_errors(hardware: GPU | CPU, runs: Sequence[MeasuredRun], fitted: Fitted) -> list[float]:
     """Return each run's prediction error in percent, with constants fitted to the other runs. fitted: the fit to all runs."""
-    others = ([*runs[:i], *runs[i + 1 :]] for i in range(len(runs)))
-    return [
-        run.error_pct(fit(hardware, rest, fitted.hardware).hardware) for run, rest in zip(runs, others, strict=True)
-    ]
+    fits = (fit(hardware, [*runs[:i], *runs[i + 1 :]], fitted.hardware) for i in range(len(runs)))
+    return [run.error_pct(each.hardware) for run, each in zip(runs, fits, strict=True)]
 
 
 def constant(hardware: GPU | CPU, key: str) -> float:
