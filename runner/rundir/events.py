@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -44,15 +45,12 @@ class Tail:
     def read(self) -> list[StepRow]:
         """Return the complete rows that were appended since the last call, or [] if the file is missing or not a regular file."""
         rows: list[StepRow] = []
-        try:
-            with open_regular(self.path) as file:
-                file.seek(self._offset)
-                while new := file.read(CHUNK_BYTES):
-                    self._offset += len(new)
-                    *lines, self._rest = (self._rest + new).split(b"\n")
-                    rows += _parsed(lines)
-        except (FileNotFoundError, ValueError):
-            pass
+        with suppress(FileNotFoundError, ValueError), open_regular(self.path) as file:
+            file.seek(self._offset)
+            while new := file.read(CHUNK_BYTES):
+                self._offset += len(new)
+                *lines, self._rest = (self._rest + new).split(b"\n")
+                rows += _parsed(lines)
         return rows
 
 
