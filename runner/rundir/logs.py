@@ -2,6 +2,7 @@
 
 import os
 import re
+from itertools import takewhile
 from pathlib import Path
 
 from meshrunner.recipes.storage import open_regular
@@ -42,11 +43,8 @@ def last_exception(log: Path) -> str:
     # Attempts append to one log. If two crashes follow the message, an earlier attempt wrote it.
     if not found or sum(line.startswith(FATAL) for line in lines[found[-1] :]) > 1:
         return ""
-    message = []
-    for line in lines[found[-1] :]:
-        if not line or line.startswith(("Exception raised from ", "frame #", FATAL)):
-            break
-        message.append(line)
+    ends = ("Exception raised from ", "frame #", FATAL)
+    message = takewhile(lambda line: line and not line.startswith(ends), lines[found[-1] :])
     return TERMINATED.sub(r"\1", "\n".join(message), count=1)
 
 
