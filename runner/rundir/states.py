@@ -111,9 +111,8 @@ def owner_is_alive(status: Status) -> bool:
     if job is not None and owner.slurm_job_id == job and owner.slurm_restart != restart:
         return False  # SLURM has requeued the job, perhaps because the owner's node died
     if owner.host == socket.gethostname():
-        return owner.boot_id == BOOT_ID.read_text().strip() and (
-            started_at(owner.pid or 0) == owner.pid_started is not None
-        )
+        same_boot = owner.boot_id == BOOT_ID.read_text().strip()
+        return same_boot and started_at(owner.pid or 0) == owner.pid_started is not None
     return time.time() - (status.heartbeat or 0) < STALE_S
 
 
