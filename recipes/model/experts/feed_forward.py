@@ -53,19 +53,16 @@ class Router(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             logits = FP32Linear.apply(x, weight)  # type: ignore[no-untyped-call]  # [batch, seq, experts]
         scores = logits.sigmoid() if config.score == "sigmoid" else logits.softmax(-1)
-        experts = self._balanced(x) if config.routing == "balanced" else self._best(scores, bias)  # [batch, seq, K]
+        if config.routing == "balanced":
+            shape = *x.shape[:-1], config.per_token  # [batch, seq, K]
+            experts = (torch.arange(math.prod(shape), device=x.device) % config.number).view(shape)
+        else:
+            experts = torch.topk(scores.detach() + bias, config.per_token, dim=-1, sorted=False).indices
         weights = scores.gather(-1, experts)
         if config.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         balance = balance_loss(scores, experts) if config.balance == "sequence_loss" else scores.new_zeros(())
         return (weights * config.route_scale).flatten(0, 1), experts.flatten(0, 1), balance
-
-    def _best(self, scores: Tensor, bias: Tensor) -> Tensor:
-        return torch.topk(scores.detach() + bias, self.config.per_token, dim=-1, sorted=False).indices
-
-    def _balanced(self, x: Tensor) -> Tensor:
-        shape = *x.shape[:-1], self.config.per_token
-        return (torch.arange(math.prod(shape), device=x.device) % self.config.number).view(shape)
 
 
 def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
