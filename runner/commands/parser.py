@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -53,15 +54,14 @@ class Parser(argparse.ArgumentParser):
         self.command = command
         self.own = [option for option in command.own_options if not option.hydra]
         for argument in () if command.overrides else command.arguments:
-            self.add_argument(
-                argument.name, metavar=argument.metavar, nargs=NUMBERS[argument.number], type=_converter(argument)
-            )
+            number, convert = NUMBERS[argument.number], partial(_converted, argument)
+            self.add_argument(argument.name, metavar=argument.metavar, nargs=number, type=convert)
         exclusive = self.add_mutually_exclusive_group() if any(each.exclusive for each in self.own) else self
         for option in self.own:
             target = exclusive if option.exclusive else self
             if option.metavar:
                 action, default = ("append", []) if option.repeats else ("store", option.default)
-                target.add_argument(*option.flags, action=action, default=default, type=_converter(option))
+                target.add_argument(*option.flags, action=action, default=default, type=partial(_converted, option))
             else:
                 target.add_argument(*option.flags, action="store_true")
 
@@ -84,16 +84,12 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}.{suggestion(self.command, message)}\n{usage}")
 
 
-def _converter(given: Argument | Flag) -> Any:
-
-    def convert(text: str) -> Any:
-        if not text:
-            raise argparse.ArgumentTypeError(f"expected {given.metavar}, got an empty text")
-        if given.value == "number":
-            try:
-                return int(text)
-            except ValueError:
-                raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
-        return Path(text) if given.value in ("directory", "file") else text
-
-    return convert
+def _converted(given: Argument | Flag, text: str) -> Any:
+    if not text:
+        raise argparse.ArgumentTypeError(f"expected {given.metavar}, got an empty text")
+    if given.value == "number":
+        try:
+            return int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+    return Path(text) if given.value in ("directory", "file") else text

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from meshrunner.recipes.config_keys import value_at, with_value
@@ -83,7 +84,7 @@ def largest_of_each(
     """
     tried: list[dict[int, Forecast]] = [{} for _ in configs]
     largest: list[int | None] = [None] * len(configs)
-    searches = [trials(_allowed(config(1), key)) for config in configs]
+    searches = [trials(partial(_is_allowed, config(1), key)) for config in configs]
     asked = {i: value for i, search in enumerate(searches) if (value := next(search, None)) is not None}
     while asked:
         forecasts = predict_all([configs[i](value) for i, value in asked.items()], active_only=active_only)
@@ -111,15 +112,12 @@ def check_whole(config: dict[str, Any], key: str) -> None:
         )
 
 
-def _allowed(config: dict[str, Any], key: str) -> Callable[[int], bool]:
-    def allowed(value: int) -> bool:
-        try:
-            check_on_devices(with_value(config, key, value))
-        except ConfigError:
-            return False
-        return True
-
-    return allowed
+def _is_allowed(config: dict[str, Any], key: str, value: int) -> bool:
+    try:
+        check_on_devices(with_value(config, key, value))
+    except ConfigError:
+        return False
+    return True
 
 
 def trials(allowed: Callable[[int], bool]) -> Generator[int, bool, int | None]:
