@@ -52,9 +52,8 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
     def traced(**changes: Any) -> dict[int, KeptActivations]:
         recipe = experiment.model_copy(update={"model": model, "global_batch": None, **changes})
         nodes, workers, libraries = experiment.launch.nodes, device.workers, gpu_libraries(experiment, device.hardware)
-        return kept_by_block(
-            trace_recipe(recipe, nodes=nodes, workers=workers, device_type=device.type, libraries=libraries)
-        )
+        trace = trace_recipe(recipe, nodes=nodes, workers=workers, device_type=device.type, libraries=libraries)
+        return kept_by_block(trace)
 
     model = _first_blocks(experiment, network, classes)
     kept, whole = traced(), traced(activation_checkpoint=NoRecompute(kind="none"))

@@ -61,10 +61,9 @@ def predict(
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():
         return not_planned(reason)
-    own = experiment.launch.env
-    expandable, remarks = (
-        allocator_settings(*allocator_setting(allocator_variables(own))) if device.type == "cuda" else (False, [])
-    )
+    expandable, remarks = False, list[str]()
+    if device.type == "cuda":
+        expandable, remarks = allocator_settings(*allocator_setting(allocator_variables(experiment.launch.env)))
     try:
         workload, traces = trace_run(experiment, device, shallow=active_only and not with_timeline)
     except ConfigError:

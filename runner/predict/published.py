@@ -53,9 +53,8 @@ def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> t
             runs = f"{each.runs} published {kind[1]} runs on {kind[0]} ({span} tokens, at most {counted(each.devices, 'device')})"
             return each.speed_pct, f"uncalibrated; predictions of {runs} were off by up to {each.speed_pct:g}%"
     pct = max(each.speed_pct for each in regimes())
-    run = (
-        f"{'' if dense else f'{model.kind} in '}{kind[1]} on {kind[0]}, {tokens:,} tokens, {counted(devices, 'device')}"
-    )
+    own = "" if dense else f"{model.kind} in "
+    run = f"{own}{kind[1]} on {kind[0]}, {tokens:,} tokens, {counted(devices, 'device')}"
     others = f"predictions of other published runs were off by up to {pct:g}%"
     return pct, f"uncalibrated; never compared with a published run ({run}); {others}"
 

@@ -83,9 +83,8 @@ class SimulatedClock:
         totals = self._totals()
         if skipped_micro_batches:
             before, after = self._micro_batches[-2:]
-            totals = {
-                name: total + skipped_micro_batches * (after[name] - before[name]) for name, total in totals.items()
-            }
+            for name in totals:
+                totals[name] += skipped_micro_batches * (after[name] - before[name])
         seconds, communication = totals["seconds"], totals["communication"]
         # If the host is the bottleneck, compute idles for other reasons too, so cap the exposed time at the communication time.
         exposed = min(max(seconds - totals["computing"], 0.0), communication)
