@@ -7,10 +7,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
 
 from meshrunner.runner.ledger.memory_ledger import tensors_in
-from meshrunner.runner.predict.record.operators import nbytes_of
+from meshrunner.runner.predict.record.operators import MATMULS, nbytes_of
 
-UNFUSED = {
-    *("mm", "bmm", "addmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward"),
+UNFUSED = MATMULS | {
     *("embedding_dense_backward", "index_put", "index_put_", "_foreach_norm", "sort", "topk", "nonzero"),
     *("_local_scalar_dense", "empty", "bincount", "histc"),
 }
