@@ -33,8 +33,8 @@ class Field(NamedTuple):
     """One list of values per row. For the state, the list has an item for each run of the row; otherwise it has one item."""
     open: bool = False
     """Whether `--where` may name a value that no row has, such as state=oom. If False, such a value is an error."""
-    better: str = ""
-    """`high` if high values of a figure are better, `low` if low values are better, "" for a setting or the state."""
+    higher_is_better: bool = False
+    """Whether high values are better. False for a setting and the state."""
     constant: bool = False
     """Whether the field is a setting without a column in the table. If several end in `lr`, `lr` means one with a column."""
 
@@ -142,7 +142,7 @@ def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[i
         return (True, 0.0, text(value)) if known is None else (False, known, "")
 
     places = {i: sorted(place(value) for value in field.values[i] if value is not None) for i in rows}
-    backwards = by.startswith("-") != (field.better == "high")
+    backwards = by.startswith("-") != field.higher_is_better
     known = sorted((i for i in places if places[i]), key=lambda i: places[i][0], reverse=backwards)
     return known + [i for i in places if not places[i]]
 
@@ -181,13 +181,12 @@ def fields_of(comparison: Comparison) -> dict[str, Field]:
     found["state"] = Field([[run.state for run in row.runs] for row in rows], open=True)
     for figure in FIGURES:
         for key in figure.summary_keys if figure.over_repeats else ():
-            better = "high" if higher_is_better(key) else "low"
             # Rows without a completed run have no figures here: the speed of a crashed run is not comparable.
             values = [[row.figures.get(key) if row.completed else None] for row in rows]
             for name in (figure.key, key):
-                found.setdefault(name, Field(values, open=True, better=better))
+                found.setdefault(name, Field(values, open=True, higher_is_better=higher_is_better(key)))
     if any(value is not None for value in comparison.scaling):
-        found["scaling"] = Field([[value] for value in comparison.scaling], open=True, better="high")
+        found["scaling"] = Field([[value] for value in comparison.scaling], open=True, higher_is_better=True)
     constants = [flatten(row.runs[0].config) | row.runs[0].choices for row in rows]
     for name in dict.fromkeys(chain.from_iterable(constants)):
         found.setdefault(name, Field([[each.get(name)] for each in constants], constant=True))
