@@ -165,9 +165,8 @@ def _seconds_per_token(row: Row) -> dict[str, float]:
     parts, wps, step_s = (plan.get(f"perf/{key}") for key in ("seconds_by_part", "wps", "step_time_s"))
     if not parts or not wps or not step_s:
         return {}
-    seconds = {name: parts.get(key, 0.0) for key, name in WORK.items()} | {
-        "exposed communication": plan[EXPOSED] or 0.0
-    }
+    seconds = {name: parts.get(key, 0.0) for key, name in WORK.items()}
+    seconds["exposed communication"] = plan[EXPOSED] or 0.0
     return {name: each / (step_s * wps) for name, each in seconds.items()}
 
 

@@ -133,9 +133,8 @@ class Noise:
         share = 0.0 if not pairs else SHARE if others else 1.0
         factor = self.looks / (share or 1)
         adjusted = holm((each and each.p_value for each in differences), factor)
-        return _Tests(
-            dict(zip(self.pairs, adjusted, strict=True)), factor * pairs, self.looks * others / (1 - share or 1)
-        )
+        against = dict(zip(self.pairs, adjusted, strict=True))
+        return _Tests(against, factor * pairs, self.looks * others / (1 - share or 1))
 
     def difference(self, row: Hashable, other: Hashable) -> Difference | None:
         """Return by how much `row` exceeds `other`, or None if there are too few runs for a test."""

@@ -82,10 +82,9 @@ def print_best(comparison: Comparison) -> None:
     if not on_terminal():
         print("\n".join(lines_of(table)))
         return
-    names = [
-        " ".join(cells) for cells in zip(*(column.cells for column in table[: len(comparison.best_by)]), strict=True)
-    ]
-    for part in parts(table, screen.width, names, len(comparison.best_by)):
+    keys = len(comparison.best_by)
+    names = list(map(" ".join, zip(*(column.cells for column in table[:keys]), strict=True)))
+    for part in parts(table, screen.width, names, keys):
         screen.print(_drawn(part, screen.width))
 
 

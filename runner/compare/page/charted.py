@@ -140,9 +140,8 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
         kept += steps[-1:] if steps and kept[-1] != steps[-1] else []
         place = axes.setdefault(tuple(kept), len(axes)) if kept else None
         found[name] = [place, [float(f"{values[step]:.{digits}g}") for step in kept]] if kept else None
-    return found | {
-        "histogram": _histogram([each for row in chain(*measured) if (each := number(row.get(STEP_TIME))) is not None])
-    }
+    all_times = [each for row in chain(*measured) if (each := number(row.get(STEP_TIME))) is not None]
+    return found | {"histogram": _histogram(all_times)}
 
 
 def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
