@@ -163,9 +163,8 @@ def reasons(comparison: Comparison) -> list[str]:
         for run in row.runs:
             for line in layout_remarks(run.summary):
                 alike.setdefault(("resumed", line), []).append(name or str(run.path))
-    return [
-        f"{kind}: {first_of(names, LISTED, '; ')}" + (f": {why}" if why else "") for (kind, why), names in alike.items()
-    ]
+    parts = ((kind, first_of(names, LISTED, "; "), why) for (kind, why), names in alike.items())
+    return [": ".join(filter(None, each)) for each in parts]
 
 
 def layout_remarks(summary: Summary) -> list[str]:
