@@ -125,6 +125,7 @@ class _Backend:
             finally:
                 self.recorder.saving = False
                 interpreter.env.clear()
+                interpreter.in_cache.clear()
 
         run._boxed_call = True  # type: ignore[attr-defined]  # `run` may free its arguments
         return run
@@ -157,18 +158,13 @@ class Interpreter(fx.Interpreter):
         self.memory, self.recorder = memory, recorder
         self.in_cache: set[fx.Node] = set()
         """Tensors that kernels used since the last unfused operator. They count as cached, so reading them is free."""
-        read_until = {
-            node: kernel for kernel, read in (memory.kernels if memory else {}).items() for node in filter(_stays, read)
-        }
+        kernels = memory.kernels if memory else {}
+        read_until = {node: kernel for kernel, read in kernels.items() for node in filter(_stays, read)}
         # By default, a value is freed after its last user, which may be the first operator of the kernel that reads it.
         for user, freed in [*self.user_to_last_uses.items()]:
             for node in [each for each in freed if each in read_until and user < read_until[each]]:
                 freed.remove(node)
                 self.user_to_last_uses.setdefault(read_until[node], []).append(node)
-
-    def boxed_run(self, args_list: list[Any]) -> Any:
-        self.in_cache.clear()
-        return super().boxed_run(args_list)
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node of the graph. What happens inside a fused kernel is skipped: the value of such a node is None."""
@@ -180,11 +176,10 @@ class Interpreter(fx.Interpreter):
         read, value = self.memory.kernels.get(n), n.meta.get("val")
         if read is None:
             return self._inside(n)
-        self.recorder.fusion, before = Fusion.RESULT, len(self.recorder.allocations)
-        try:
+        before = len(self.recorder.allocations)
+        with Replacements() as in_recorder:
+            in_recorder.replace(self.recorder, "fusion", Fusion.RESULT)
             result = self.map_nodes_to_values(n.args[0], n) if mutates(n) else _like(value)
-        finally:
-            self.recorder.fusion = Fusion.NONE
         target: Any = n.target
         for new in self.recorder.allocations[before:]:
             new.operator = target._schema.name
@@ -199,11 +194,9 @@ class Interpreter(fx.Interpreter):
         from_memory = selects(n) and self.env[n.all_input_nodes[0]] is not None
         if not from_memory and any(True for _ in tensors_in((n.meta.get("val"),))):
             return None
-        self.recorder.fusion = Fusion.INSIDE
-        try:
+        with Replacements() as in_recorder:
+            in_recorder.replace(self.recorder, "fusion", Fusion.INSIDE)
             return super().run_node(n)
-        finally:
-            self.recorder.fusion = Fusion.NONE
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a node. If it saves the random state for recomputation, this state takes 16 bytes of host memory, as on a GPU."""
