@@ -194,8 +194,7 @@ def _facts(run: Run) -> dict[str, str]:
     """Return the facts about a run by title; an unknown fact is ""."""
     config, summary, environment = run.config, run.summary, run.environment
     length, batch = config.get("seq_len"), config.get("micro_batch")
-    packages = environment.packages
-    versions = [f"{name} {version}" for name in ("torch", "meshrunner") if (version := packages.get(name))]
+    versions = [f"{name} {version}" for name in ("torch", "meshrunner") if (version := environment.packages.get(name))]
     versions += [f"commit {environment.git_commit[:8]}"] if environment.git_commit else []
     return {
         "model": option_of(run, "model") or "",

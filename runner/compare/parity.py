@@ -102,9 +102,7 @@ def _incomparable(a: Run, b: Run) -> str:
     common = [step for step in mine if step in theirs]
     if not common:
         return "no step in common"
-    if any(mine[step] != theirs[step] for step in common):
-        return BATCH
-    return ""
+    return BATCH if any(mine[step] != theirs[step] for step in common) else ""
 
 
 def _precision(run: Run) -> str:
