@@ -16,11 +16,9 @@ def overview() -> str:
     """Return the text that `meshrunner --help` prints."""
     parts = ["usage: meshrunner VERB ..."]
     width = max(len(command.synopsis) for command in COMMANDS.values())
-    rows = [(command.synopsis.ljust(width), command.summary) for command in COMMANDS.values()]
-    rooms = [command.room for command in COMMANDS.values()]
-    for room in dict.fromkeys(rooms):
-        inside = [row for row, where in zip(rows, rooms, strict=True) if where == room]
-        parts.append(f"{room}:\n{in_two_columns(inside)}")
+    for room in dict.fromkeys(command.room for command in COMMANDS.values()):
+        inside = [command for command in COMMANDS.values() if command.room == room]
+        parts.append(f"{room}:\n{in_two_columns((each.synopsis.ljust(width), each.summary) for each in inside)}")
     parts += [
         paragraph(
             "`meshrunner VERB --help` explains a verb and its options, `meshrunner help KEY` a key of the configuration. "
