@@ -78,10 +78,9 @@ def _unreadable(overrides: list[str]) -> str | None:
         except (HydraException, ValueError, RecursionError):
             return override
         key, value = parsed.key_or_group, parsed.value()
+        is_group = key in ("", *shipped.groups()) or "/" in key
         chosen = value if isinstance(value, list) else [value]
-        if (key in ("", *shipped.groups()) or "/" in key) and any(
-            isinstance(each, int | float | None) for each in chosen
-        ):
+        if is_group and any(isinstance(each, int | float | None) for each in chosen):
             return override
     return None
 

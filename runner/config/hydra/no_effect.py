@@ -53,12 +53,11 @@ def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
     if sweep:
         if _changed(given, "hydra.run.dir"):
             found.append("hydra.run.dir has no effect on a sweep; use hydra.sweep.dir")
-        idle = SET_BY_TUNE if given[SWEEPER] == "tune" else [key for key in given if key.startswith("tune.")]
-        why = (
-            "tune repeats runs as it needs"
-            if given[SWEEPER] == "tune"
-            else "use `meshrunner tune` to search for the fastest"
-        )
+        if given[SWEEPER] == "tune":
+            idle, why = [*SET_BY_TUNE], "tune repeats runs as it needs"
+        else:
+            idle = [key for key in given if key.startswith("tune.")]
+            why = "use `meshrunner tune` to search for the fastest"
         found += [f"{key} has no effect: {why}" for key in idle if _changed(given, key)]
         if _changed(given, "objective") and given[SWEEPER] == "basic":
             found.append(
