@@ -73,9 +73,8 @@ class HuggingFace(PackedText):
                 "data.path=... or data=parquet data.path=..."
             )
         if isinstance(error, OSError | ValueError):  # a ValueError if the subset or the split is wrong
-            key = {"BuilderConf": "data.subset", "Config name": "data.subset", "Bad split: ": "data.split"}.get(
-                why[:11], "data"
-            )
+            keys = {"BuilderConf": "data.subset", "Config name": "data.subset", "Bad split: ": "data.split"}
+            key = keys.get(why[:11], "data")
             return ConfigError(f"{key}: cannot read '{self.name}': {' '.join(str(error).split())[:600]}")
         return None
 

@@ -145,9 +145,8 @@ def _watch(
         poll()
         preemption.poll()
         now = time.monotonic()
-        if failed_at is None and (
-            any(p.exitcode not in (0, STOPPED_EARLY, None) for p in processes) or attempt.peers.failed_elsewhere()
-        ):
+        failed_here = any(p.exitcode not in (0, STOPPED_EARLY, None) for p in processes)
+        if failed_at is None and (failed_here or attempt.peers.failed_elsewhere()):
             failed_at = now
         if failed_at is not None and now - failed_at > FAILURE_GRACE_S:
             break

@@ -97,7 +97,6 @@ def _with_options(options: list[str], extra: list[str]) -> list[str]:
 def _ranges(numbers: Sequence[int]) -> str:
     """Format task numbers for --array as ranges, such as `0-3,7`, because SLURM may reject a list of thousands of numbers."""
     # Consecutive numbers differ from their indices by the same amount.
-    runs = [
-        [number for _, number in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
-    ]
+    groups = groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in group] for _, group in groups]
     return ",".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -145,9 +145,8 @@ def composer_of(sweep_dir: Path, launcher: Sequence[str] = ()) -> Composer:
     left_out = re.compile(r"hydra\.(mode|sweep\.dir)|hydra/launcher" + r"|hydra\.launcher\..+" * (not launcher))
     kept = [*(each for each in overrides if not left_out.fullmatch(key_of(each))), *launcher]
     here = QuotedString(str(sweep_dir), Quote.single).with_quotes()
-    return Composer(
-        "resume", ["-m", *(word for each in own for word in ("--config-dir", each)), *kept, f"hydra.sweep.dir={here}"]
-    )
+    directories = [word for each in own for word in ("--config-dir", each)]
+    return Composer("resume", ["-m", *directories, *kept, f"hydra.sweep.dir={here}"])
 
 
 def launch_local(loader: Any, config: DictConfig, job_overrides: Jobs, first: int, ended: Ended) -> list[JobReturn]:

@@ -45,9 +45,8 @@ def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int)
 def leaders(belief: Belief, tried: Collection[int], seed: int) -> list[int]:
     """Return each of the combinations that were run that is the fastest of these with a probability over LIKELY."""
     own = np.array(sorted(tried))
-    normal = np.random.default_rng(seed).multivariate_normal(
-        belief.mean[own], belief.covariance[np.ix_(own, own)], SAMPLES
-    )
+    mean, covariance = belief.mean[own], belief.covariance[np.ix_(own, own)]
+    normal = np.random.default_rng(seed).multivariate_normal(mean, covariance, SAMPLES)
     shares = np.bincount(normal.argmax(axis=1), minlength=len(own)) / SAMPLES
     return [int(number) for number in own[shares > LIKELY]]
 

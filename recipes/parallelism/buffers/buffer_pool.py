@@ -89,10 +89,9 @@ class BufferPool:
 
     def schedule(self) -> Schedule:
         """Return the schedule of the recorded requests. Real release times are not used, because they differ between ranks."""
-        passes = groupby(self._requests, key=lambda request: request[0])
-        return placement.schedule(
-            self._buckets, [(which, [unit for _, unit in part]) for which, part in passes], self._in_flight
-        )
+        parts = groupby(self._requests, key=lambda request: request[0])
+        passes = [(which, [unit for _, unit in part]) for which, part in parts]
+        return placement.schedule(self._buckets, passes, self._in_flight)
 
     def step_done(self) -> int:
         """Plan the addresses after the first step. Return how many buffers torch allocated in the step that has ended."""
