@@ -31,8 +31,7 @@ class TensorBoard(Tracker):
 
 
 class TensorBoardRun:
-    """
-    The event files of a run: curves and texts in `tensorboard`, settings and final figures in `tensorboard/hparams`.
+    """The event files of a run: curves and texts in `tensorboard`, settings and final figures in `tensorboard/hparams`.
 
     The files are separate because the HParams tab shows every scalar in the settings file as a metric.
     """
