@@ -33,7 +33,7 @@ MODEL = [
         "model.vocab_size=512",
     ),
     *("data=random", "seq_len=128", "micro_batch=2", "steps=240", "tracker=none", "sweep.devices=2"),
-    "sweep.max_repeat=12",
+    "sweep.max_repeat=20",
 ]
 """Overrides of all runs. The two runs of a round execute at the same time, so that other processes slow both alike."""
 
