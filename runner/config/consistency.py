@@ -125,6 +125,6 @@ def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapP
         )
     if names and layout.kind == "fsdp2" and ahead and option.kind == "selective_op":
         raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit: it is inside a block that selective_op recomputes, and units are gathered "
-            "ahead of use; use wrap=blocks, activation_checkpoint=full, or parallelism.expert=1 with parallelism.prefetch=0"
+            f"wrap: '{names[0]}' cannot be a unit inside a block that selective_op recomputes while units are gathered ahead of "
+            "use; use wrap=blocks, activation_checkpoint=full, or parallelism.expert=1 with parallelism.prefetch=0"
         )

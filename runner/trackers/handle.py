@@ -60,7 +60,7 @@ class TrackerHandle:
             self._deadline = time.monotonic() + self._timeout_s
 
     def finish(self) -> str | None:
-        """Wait for the tracker until `timeout_s` after `end`, then stop it. Return None if it finished, else a warning."""
+        """Wait until the tracker finishes, or for `timeout_s` seconds from the call of `end`. Return None or a warning."""
         self.end()
         if self.process is not None:
             self.process.join(max(0.0, self._deadline - time.monotonic()))

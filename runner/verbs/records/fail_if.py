@@ -66,7 +66,7 @@ def parsed(text: str) -> Rule:
     found = RULE.fullmatch(text)
     if found is None:
         raise ConfigError(
-            f"--fail-if: expected FIGURE<-NUMBER%, FIGURE>+NUMBER% or loss, for example speed<-5%, got '{text}'"
+            f"--fail-if: expected a bound such as 'speed<-5%' or 'peak_active_gib>+2%', or the word 'loss', got '{text}'"
         )
     bound = float(f"{found['sign'][-1]}{found['size']}")
     if found["name"] == SPEED:

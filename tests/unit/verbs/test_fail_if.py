@@ -171,10 +171,10 @@ def test_outcomes_do_not_mix_with_json_csv_or_markdown(sweep: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ("speed<5", "expected FIGURE<-NUMBER%, FIGURE>+NUMBER% or loss, for example speed<-5%, got 'speed<5'"),
-        ("speed<5%", "expected FIGURE<-NUMBER%"),
-        ("speed>-5%", "expected FIGURE<-NUMBER%"),
-        ("speed", "expected FIGURE<-NUMBER%"),
+        ("speed<5", "expected a bound such as 'speed<-5%' or 'peak_active_gib>+2%', or the word 'loss', got 'speed<5'"),
+        ("speed<5%", "expected a bound such as 'speed<-5%'"),
+        ("speed>-5%", "expected a bound such as 'speed<-5%'"),
+        ("speed", "expected a bound such as 'speed<-5%'"),
         ("peak_activ_gib>+5%", "there is no key 'peak_activ_gib'. Did you mean 'peak_active_gib'?"),
     ],
 )

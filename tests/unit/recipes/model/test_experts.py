@@ -402,7 +402,7 @@ UNITS = (
 def test_units_inside_selectively_recomputed_blocks_are_rejected(words: str) -> None:
     given = (*words.split(), *UNITS)
     with pytest.raises(
-        ConfigError, match=r"'layers\.0\.attention' cannot be a unit: it is inside a block that selective_op recomputes"
+        ConfigError, match=r"'layers\.0\.attention' cannot be a unit inside a block that selective_op recomputes"
     ):
         fit(experiment(*given, "activation_checkpoint=selective_op"), 2)
     fit(experiment(*given, "activation_checkpoint=full"), 2)
