@@ -56,7 +56,7 @@ class Figure(NamedTuple):
     unless: str = ""
     """Key of the figure that replaces this one in tables where it is known."""
     but: str = ""
-    """Flag in summary.json, such as `cold`. Repeats that have it are left out. If all have it, all count and cells show it."""
+    """Flag in summary.json, such as `cold`. Repeats with it are left out, unless all have it. Cells then show it."""
     predicts: str = ""
     """Key of the measured figure that this one predicts; the relative error is shown in parentheses."""
 

@@ -35,7 +35,7 @@ class Gain:
     """The difference of a figure between a row and its baseline."""
 
     percent: float | None
-    """Percentage by which the row exceeds the baseline. It compares geometric means if it is tested, otherwise medians."""
+    """Percentage by which the row exceeds the baseline: of geometric means if the difference is tested, else of medians."""
     p_value: float | None
     """The p-value, adjusted for the number of tests of this figure in the table; None if the difference is not tested."""
     repeats: int
