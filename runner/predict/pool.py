@@ -35,7 +35,7 @@ def predict_all(
     `active_only`, `variants`: see `predict`."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
-    numbers = iter(range(len(configs)))
+    numbers, done = iter(range(len(configs))), 0
     children: dict[Connection, BaseProcess] = {}
     busy: dict[Connection, int] = {}
 
@@ -67,7 +67,8 @@ def predict_all(
                     process.join()
                     found[number] = not_planned(f"the prediction process ended with exit status {process.exitcode}")
                     hand_over()
-                progress(len(configs) - found.count(NOT_IN_TIME), len(configs))
+                done += 1
+                progress(done, len(configs))
     finally:
         for connection, process in children.items():
             process.kill()
