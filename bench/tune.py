@@ -19,11 +19,10 @@ from meshrunner.runner.console import naming
 from meshrunner.runner.predict import predict_all
 from meshrunner.runner.rundir import key_of
 from meshrunner.runner.sweep.combinations import Target, check_batch, varying
-from meshrunner.runner.tune.belief import DRIFT, Array, Measured, Prior, Response
+from meshrunner.runner.tune.belief import DRIFT, Array, Measured, Prior, Response, points_for
 from meshrunner.runner.tune.choose import leaders, next_wave, outlook
 from meshrunner.runner.tune.search import NOISE as NOISES
 from meshrunner.runner.tune.search import UNLIKELY, WAVE
-from meshrunner.runner.tune.survey import PER_COEFFICIENT
 
 SPACE = (
     *("model=llama3_8b", "hardware=h100_80gb", "launch.workers=8", "seq_len=8192", "global_batch=64"),
@@ -85,10 +84,8 @@ def _predicted() -> tuple[list[dict[str, str]], Prior, Array]:
     assert hardware is not None
     constants = constants_of(hardware)
     spread, keys = np.array([each.unknown for each in constants]), [each.key for each in constants]
-    generator = np.random.default_rng(0)
-    coefficients = (len(spread) + 1) * (len(spread) + 2) // 2
-    points = generator.normal(0, spread, (PER_COEFFICIENT * coefficients, len(spread)))
-    clusters = np.log(generator.uniform(*CONSTANTS, (CLUSTERS, len(spread))))
+    points = points_for(spread)
+    clusters = np.log(np.random.default_rng(1).uniform(*CONSTANTS, (CLUSTERS, len(spread))))
     devices = [scaled(hardware, dict(zip(keys, np.exp(each), strict=True))) for each in (*points, *clusters)]
     with naming(f"predicting {len(possible)} combinations") as progress:
         forecasts = predict_all(

@@ -30,6 +30,15 @@ OWN = 0.005
 DRIFT = 0.02
 """Standard deviation of the change of the machine's speed from one wave of runs to the next, in logarithms."""
 NEWTON_STEPS = 10
+PER_COEFFICIENT = 2
+"""Number of predictions at other constants for each coefficient of the polynomials that are fitted to these predictions."""
+
+
+def points_for(spread: Array) -> Array:
+    """Draw the points at which to predict for a `Response`: logarithms of (constant / its value before the first run), [points,
+    constants]. spread: standard deviations of these logarithms [constants]."""
+    coefficients = (len(spread) + 1) * (len(spread) + 2) // 2
+    return np.random.default_rng(0).normal(0, spread, (PER_COEFFICIENT * coefficients, len(spread)))
 
 
 class Response:

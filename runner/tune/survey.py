@@ -24,12 +24,10 @@ from meshrunner.runner.predict import DOES_NOT_FIT, predict_all
 from meshrunner.runner.rundir import JsonFile, key_of, short_override
 from meshrunner.runner.rundir.files import TUNE, write_json
 from meshrunner.runner.sweep.combinations import Combination, Target, check_batch, pending, varying
-from meshrunner.runner.tune.belief import Prior, Response
+from meshrunner.runner.tune.belief import Prior, Response, points_for
 
 SET_BY_TUNE = ("steps", "sweep.repeat")
 """Keys that a tune sets for its runs, whatever the user typed."""
-PER_COEFFICIENT = 2
-"""Number of predictions at other constants for each coefficient of the polynomials that are fitted to these predictions."""
 CALIBRATED = 0.3
 """Factor for the uncertainty of constants that were fitted to measured runs."""
 TFLOPS_OF_CPU = 0.05
@@ -65,8 +63,7 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
     hardware, unknown = _hardware(possible[0])
     constants = constants_of(hardware)
     spread = unknown * np.array([each.unknown for each in constants])
-    coefficients = (len(spread) + 1) * (len(spread) + 2) // 2
-    points = np.random.default_rng(0).normal(0, spread, (PER_COEFFICIENT * coefficients, len(spread)))
+    points = points_for(spread)
     devices = [scaled(hardware, dict(zip((c.key for c in constants), np.exp(p), strict=True))) for p in points]
     forecasts = _predicted(sweep_dir, possible, hardware, devices)
     fits = [

@@ -21,8 +21,7 @@ from meshrunner.runner.rundir import Summary, key_of, run_names
 from meshrunner.runner.rundir.files import SUMMARY, SWEEP, TUNE
 from meshrunner.runner.rundir.run import read_overrides
 from meshrunner.runner.tune.answer import TUNED
-from meshrunner.runner.tune.belief import Array, Prior, Response
-from meshrunner.runner.tune.survey import PER_COEFFICIENT
+from meshrunner.runner.tune.belief import PER_COEFFICIENT, Array, Prior, Response, points_for
 
 RECORDED = Path(__file__).with_name("recorded")
 
@@ -32,10 +31,7 @@ def read(path: Path) -> tuple[Prior, Array]:
     space = json.loads(path.read_text())
     predicted = np.log([each["predicted"] for each in space["combinations"]])
     spread = np.array(space["spread"])
-    points = np.random.default_rng(0).normal(
-        0, spread, (predicted.shape[1], len(spread))
-    )  # as in runner/tune/survey.py
-    prior = Prior(Response(points, predicted), spread, [each["options"] for each in space["combinations"]])
+    prior = Prior(Response(points_for(spread), predicted), spread, [each["options"] for each in space["combinations"]])
     return prior, np.log([np.median(each["measured"]) for each in space["combinations"]])
 
 
