@@ -28,7 +28,7 @@ SHORT = 8192
 """Runs with longer sequences have an error of their own."""
 REGIMES_HEADER = """\
 # The largest errors of predictions of published runs (docs/measurements/plan.md). `python -m bench published` writes this file.
-# Each line covers the sequence lengths, and at most the number of devices, of its runs
+# Each line covers runs with `shortest` to `longest` tokens per sequence on at most `devices` devices
 """
 
 

@@ -26,36 +26,37 @@ class Row(NamedTuple):
 
 SOURCES = {
     "PR 165": (
-        "[torchtitan, pull request #165](https://github.com/pytorch/torchtitan/pull/165), March 2024. H100s of 500 W, segments "
-        "of fixed size"
+        "[torchtitan, pull request #165](https://github.com/pytorch/torchtitan/pull/165), March 2024. The runs used H100s "
+        "with a power limit of 500 W, and allocator segments of fixed size"
     ),
     "titan 2024-07": "[torchtitan](https://github.com/pytorch/torchtitan), the docs/performance.md of July 2024",
     "titan 2024-12": (
         "[torchtitan](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md), "
-        "December 2024. H100s of 500 W. The launch script set expandable segments. Weights are gathered in float8, except in "
-        "the row with tensor parallelism, which gathered activations in float8"
+        "December 2024. The runs used H100s with a power limit of 500 W. The launch script set expandable segments. Weights were "
+        "gathered in float8, except in the row with tensor parallelism, which gathered activations in float8"
     ),
     "Trainy": (
         "[Trainy](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md) with "
         "torchtitan, June 2025. The runs did not use the launch script, so segments have a fixed size. The loss was compiled"
     ),
     "AWS": (
-        "[AWS](https://aws.amazon.com/blogs/machine-learning/efficient-pre-training-of-llama-3-like-model-architectures-using-"
-        "torchtitan-on-amazon-sagemaker/) with torchtitan, October 2024. No batch size is published; 1 is torchtitan's default"
+        "[AWS](https://aws.amazon.com/blogs/machine-learning/efficient-pre-training-of-llama-3-like-model-architectures-using-torchtitan-"
+        "on-amazon-sagemaker/) with torchtitan, October 2024. No batch size was published, so torchtitan's default of 1 is used"
     ),
-    "H200": "[our runs on one H200](gpu.md), November 2026. torch 2.11 with cuDNN's attention, expandable segments",
-    "fms-fsdp": "[fms-fsdp](https://github.com/foundation-model-stack/fms-fsdp). 400 Gbit/s per node",
+    "H200": "[our runs on one H200](gpu.md), November 2026. All used torch 2.11, cuDNN's attention and expandable segments",
+    "fms-fsdp": "[fms-fsdp](https://github.com/foundation-model-stack/fms-fsdp). The network had 400 Gbit/s per node",
     "IBM 2024-03": (
-        "[IBM](https://pytorch.org/blog/maximizing-training/) with fms-fsdp. 400 Gbit/s per node of A100s, 800 Gbit/s per node "
-        "of H100s"
+        "[IBM](https://pytorch.org/blog/maximizing-training/) with fms-fsdp. The network had 400 Gbit/s per node of A100s "
+        "and 800 Gbit/s per node of H100s"
     ),
     "IBM 2024-05": (
-        "[IBM](https://pytorch.org/blog/maximizing-training-throughput/) with fms-fsdp. Published as MFU in whole percent. "
-        "400 Gbit/s per node of A100s, 3.2 Tbit/s per node of H100s"
+        "[IBM](https://pytorch.org/blog/maximizing-training-throughput/) with fms-fsdp. Speeds were published as MFU in whole "
+        "percent. The network had 400 Gbit/s per node of A100s and 3.2 Tbit/s per node of H100s"
     ),
     "Kempner": (
-        "[KempnerForge](https://github.com/KempnerInstitute/KempnerForge/tree/main/benchmarks/mfu_scaling), April 2026. Nodes of "
-        "four H200s, full recomputation, compiled. The published memory is too little for fp32 weights, so weights were in bf16"
+        "[KempnerForge](https://github.com/KempnerInstitute/KempnerForge/tree/main/benchmarks/mfu_scaling), April 2026. The "
+        "nodes had four H200s. Runs were compiled, with full recomputation. Published memory is too little for weights in fp32, "
+        "so weights were in bf16"
     ),
 }
 """Descriptions of the publications. Each begins with a link."""

@@ -30,7 +30,7 @@ FROM_TOP = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Files at the top of the repository, and the pages made from them."""
+"""Names of pages on the site, by the name of the file at the top of the repository from which the page is made."""
 GROUP_PAGES, VERB_PAGES = "reference/config", "reference/verbs"
 """Folders of the generated pages."""
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
@@ -38,7 +38,7 @@ TOP_LEVEL = "run.yaml"
 
 
 def pages() -> dict[str, str]:
-    """Return the Markdown of every generated page by its path in docs/."""
+    """Return the Markdown of all generated pages. Keys are the paths of the pages in docs/."""
     top = {page: (REPOSITORY / name).read_text() for name, page in FROM_TOP.items()}
     return top | group_pages() | verb_pages()
 
@@ -57,12 +57,12 @@ def group_pages() -> dict[str, str]:
 
 
 def page_of(section: str) -> str:
-    """Return the path in docs/ of the page of a config group or section."""
+    """Return the path of the page of a config group or section, relative to docs/."""
     return f"{GROUP_PAGES}/{section.replace('/', '_').replace('.yaml', '')}.md"
 
 
 def group_page(section: str, keys: Iterable[Key]) -> Iterator[str]:
-    """Yield the lines of a group's page: what it is, its options, its keys."""
+    """Yield the lines of a group's page: a description, the options and the keys."""
     yield f"# {section}"
     yield ""
     if section in shipped.groups():
@@ -83,13 +83,13 @@ def group_page(section: str, keys: Iterable[Key]) -> Iterator[str]:
 
 
 def about(section: str) -> str:
-    """Return the first sentences that `meshrunner help` says about a group or section."""
+    """Return the first sentences that `meshrunner help` prints about a group or section."""
     lines = explanation(section).splitlines()[1:]
     return " ".join(line.strip() for line in lines[: lines.index("")])
 
 
 def key_lines(key: Key) -> Iterator[str]:
-    """Yield the lines about one key: what it means, what it may be, its default."""
+    """Yield the lines about one key: its meaning, its allowed values and its default."""
     yield f"## {key.name} {{ #{key.name.replace('[]', '')} }}"
     yield ""
     documentation = key.documentation()
@@ -126,7 +126,7 @@ def verb_page(command: Command) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Return text that Markdown shows as it is, also in a table; what stands between backticks stays code."""
+    """Escape text so that Markdown shows it unchanged, also in a table. Text between backticks stays code."""
     parts = text.split("`")
     plain = [re.sub(r"([*_|\[\]])", r"\\\1", html.escape(part, quote=False)) for part in parts]
     return "".join(f"`{part}`" if number % 2 else plain[number] for number, part in enumerate(parts))
@@ -154,16 +154,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of a page for the site, and drop comments, which would turn a table below them into text."""
+    """Rewrite the links of a page for the site. Remove comments, because a table directly below a comment is not rendered."""
     return with_links(re.sub(r"<!--.*?-->\n?", "\n", markdown), page.file.src_uri)
 
 
 def with_links(markdown: str, page: str) -> str:
     """
-    Return a page whose links lead to pages of the site; links to files that are not part of the site become code.
+    Return a page whose links lead to pages of the site. Links to files that are not part of the site become code.
 
     Args:
-        page: its path in docs/.
+        page: path of the page in docs/.
     """
     sources = {path: name for name, path in FROM_TOP.items()}
     written = REPOSITORY / sources[page] if page in sources else DOCS / page

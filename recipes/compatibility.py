@@ -1,5 +1,5 @@
-"""A table of the combinations of options that cannot work, with the reason and an alternative for each. One check is elsewhere:
-`Parallelism.degrees` checks that the degrees of parallelism fit the number of devices."""
+"""A table of the combinations of options that cannot work, with the reason and an alternative for each combination. The table
+leaves one check to `Parallelism.degrees`: whether the degrees of parallelism fit the number of devices."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Conflict(NamedTuple):
     """A combination of options that cannot work."""
 
     when: Callable[[Recipe, Parallelism, Degrees], bool]
-    """Whether a recipe, its parallelism and the degrees on this number of devices are such a combination."""
+    """Whether a recipe with this parallelism and these degrees contains the combination."""
     where: str
     """The configuration key to change."""
     reason: str
@@ -35,7 +35,7 @@ TABLE = [
     Conflict(
         when=lambda r, p, d: p.autocasts and r.precision.kind == "float8",
         where="precision",
-        reason="float8 needs weights that FSDP has cast to bf16, but single and ddp keep them in fp32 and use autocast",
+        reason="float8 needs weights that FSDP has cast to bf16, but single and ddp keep fp32 weights and use autocast",
         instead="precision=bf16, or parallelism=fsdp2 parallelism.shard=1 with parallelism.replicate=NUMBER_OF_DEVICES",
     ),
     Conflict(
@@ -78,27 +78,27 @@ TABLE = [
         when=lambda r, p, d: r.compile.cuda_graph and not p.capturable,
         where="compile.cuda_graph",
         reason=(
-            "the host takes part in every step: DDP, FSDP1 and megatron_fsdp wait for events or rebuild buckets, planned buffers "
-            "check addresses, NCCL allocates buffers, cpu_offload updates parameters on the CPU, experts wait for token counts"
+            "the host takes part in every step: it waits for events or token counts (DDP, FSDP1, megatron_fsdp, expert > 1), "
+            "checks or allocates buffers (parallelism.buffers other than dynamic), or updates parameters (cpu_offload)"
         ),
         instead="parallelism=single, or fsdp2 with expert=1, buffers=dynamic and cpu_offload=false",
     ),
     Conflict(
         when=lambda r, p, d: r.compile.cuda_graph and r.precision.kind == "fp32" and r.model.inactive_parameters() > 0,
         where="compile.cuda_graph",
-        reason="for experts in fp32, the host reads from the device how many tokens each expert has",
+        reason="with experts in fp32, the host must read each expert's token count from the device",
         instead="precision=bf16, or compile.cuda_graph=false",
     ),
     Conflict(
         when=lambda r, p, d: r.compile.cuda_graph and not r.optimizer.capturable,
         where="compile.cuda_graph",
-        reason="only the fused AdamW reads the learning rate, its step count and whether the gradient is finite on the device",
+        reason="only the fused AdamW keeps the learning rate, the step count and the check for finite gradients on the device",
         instead="optimizer=adamw optimizer.implementation=fused, or compile.cuda_graph=false",
     ),
     Conflict(
         when=lambda r, p, d: r.compile.cuda_graph and r.compile.records_cuda_graphs,
         where="compile.mode",
-        reason="reduce-overhead and max-autotune replay CUDA graphs of their own, which a captured step cannot contain",
+        reason="reduce-overhead and max-autotune replay their own CUDA graphs, which a captured step cannot contain",
         instead="compile.mode=max-autotune-no-cudagraphs, or compile.cuda_graph=false",
     ),
     Conflict(
@@ -112,7 +112,7 @@ TABLE = [
     Conflict(
         when=lambda r, p, d: d.tensor > 1 and r.compile.is_partitioned and r.activation_checkpoint.recomputes_attention,
         where="activation_checkpoint.save",
-        reason="torch cannot save the device mesh, which recomputing attention in a compiled tensor-parallel block requires",
+        reason="recomputing attention in a compiled tensor-parallel block needs the device mesh, which torch cannot save",
         instead="a save list that includes the attention operators, activation_checkpoint=full, or compile=eager",
     ),
     Conflict(
@@ -148,7 +148,7 @@ TABLE = [
     Conflict(
         when=lambda r, p, d: p.kind == "fsdp1" and d.shard == 1 and d.replicate > 1,
         where="parallelism.replicate",
-        reason="FSDP1 does not synchronise replicas that have one device each, so each would train its own model",
+        reason="FSDP1 does not synchronise replicas of one device each, so every replica would train a different model",
         instead="parallelism.shard of at least 2, parallelism=hsdp2, or parallelism=ddp",
     ),
     Conflict(
@@ -156,7 +156,7 @@ TABLE = [
             p.kind == "fsdp1" and d.tensor > 1 and p.accumulate == "hold" and r.accumulation(d.data)[1] > 1
         ),
         where="parallelism.accumulate",
-        reason="FSDP1 cannot hold whole gradients of parameters that tensor parallelism has split",
+        reason="FSDP1 cannot hold unsharded gradients of parameters that tensor parallelism has split",
         instead="parallelism.accumulate=reduce, or parallelism=fsdp2_tp",
     ),
     Conflict(
@@ -180,7 +180,7 @@ TABLE = [
     Conflict(
         when=lambda r, p, d: p.expert > 1 and d.tensor > 1,
         where="parallelism.expert",
-        reason="tokens are sent to the one device that holds an expert, but tensor parallelism splits each expert over several",
+        reason="tokens are sent to the single device that holds an expert, but tensor parallelism splits each expert",
         instead="parallelism.expert=1, or parallelism.tensor=1",
     ),
     Conflict(
@@ -191,13 +191,13 @@ TABLE = [
             and r.activation_checkpoint.repeats_exchange
         ),
         where="activation_checkpoint.save",
-        reason="torch cannot save the token counts, which repeating the exchange of tokens in a compiled block requires",
+        reason="repeating the exchange of tokens in a compiled block needs the token counts, which torch cannot save",
         instead="a save list that includes _c10d_functional.all_to_all_single, activation_checkpoint=full, or compile=eager",
     ),
     Conflict(
         when=lambda r, p, d: p.expert > 1 and isinstance(p.reshard_after_forward, int),
         where="parallelism.reshard_after_forward",
-        reason="experts are sharded over fewer devices than the rest of a unit, so one number of devices cannot apply to both",
+        reason="experts are sharded over fewer devices than the rest of a unit, so no single number of devices fits both",
         instead="always, never or except_last",
     ),
     Conflict(
@@ -209,7 +209,7 @@ TABLE = [
     Conflict(
         when=lambda r, p, d: p.expert > 1 and p.plans_buffers,
         where="parallelism.buffers",
-        reason="a unit with experts gathers and reduces over two process groups, and torch cannot plan buffers for both",
+        reason="a unit with experts gathers and reduces over two process groups, but planned buffers support only one",
         instead="parallelism.buffers=dynamic, or parallelism.expert=1",
     ),
     Conflict(
@@ -228,30 +228,30 @@ TABLE = [
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.reshard_after_forward not in ("auto", p.reshard(2)),
         where="parallelism.reshard_after_forward",
         reason="megatron_fsdp reshards every unit after forward with zero=3, and does not shard parameters with zero=0 to 2",
-        instead="parallelism.reshard_after_forward=auto, with parallelism.zero=3 to reshard, or less to keep parameters",
+        instead="parallelism.reshard_after_forward=auto, with parallelism.zero=3 to reshard, or zero=0 to 2 to keep parameters",
     ),
     Conflict(
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.zero >= 2 and p.accumulate == "hold",
         where="parallelism.accumulate",
-        reason="megatron_fsdp shards gradients with zero=2 and 3, and then reduces them in every micro batch",
+        reason="with zero=2 and 3, megatron_fsdp shards gradients and therefore reduces them in every micro batch",
         instead="parallelism.accumulate=reduce, or parallelism.zero=1",
     ),
     Conflict(
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.zero < 2 and p.double_buffer != "none",
         where="parallelism.double_buffer",
-        reason="double buffers hold gathered parameters and unreduced gradients, but zero=0 and 1 shard neither",
+        reason="double buffers hold gathered parameters and unreduced gradients, but zero=0 and 1 do not shard them",
         instead="parallelism.double_buffer=none, or parallelism.zero=2 or 3",
     ),
     Conflict(
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.nccl_registration and p.double_buffer == "none",
         where="parallelism.nccl_registration",
-        reason="NCCL can register only permanent memory, but without double buffers the memory of each unit is freed",
+        reason="NCCL can register only permanent memory, but without double buffers each unit's memory is freed after use",
         instead="parallelism.double_buffer=max_pool or fixed, or parallelism.nccl_registration=false",
     ),
     Conflict(
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and (r.checkpoint.saves or r.checkpoint.load is not None),
         where="checkpoint",
-        reason="the shards of megatron_fsdp end at bucket boundaries, but checkpoints need evenly sharded parameters",
+        reason="megatron_fsdp shards buckets of several parameters, but checkpoints need each parameter evenly sharded",
         instead="checkpoint=none, or parallelism=fsdp2",
     ),
     Conflict(
@@ -265,7 +265,7 @@ TABLE = [
             r.deterministic and r.model.resolved().get("mamba.kernel") == "fused" and only_atomic_sums()
         ),
         where="model.mamba.kernel",
-        reason="an old mamba_ssm, without the module utils/determinism.py, adds up gradients in random order",
+        reason="old versions of mamba_ssm, without the module utils/determinism.py, add up gradients in random order",
         instead="model.mamba.kernel=torch, a newer mamba_ssm, or deterministic=false",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Flatten, search and compare configurations. Look up the effects (class Affects) of changing a key, such as one on speed."""
+"""Flatten, search and compare configurations. Look up the effects of changing a key (class Affects), such as slower steps."""
 
 import importlib
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def value_at(values: Any, path: str) -> Any:
 
 
 def with_value(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """Return a copy of nested mappings with another value at a dotted path. Add mappings that are missing on the way."""
+    """Return a copy of nested mappings with another value at a dotted path. Create missing mappings along the path."""
     name, _, rest = path.partition(".")
     return values | {name: with_value(values.get(name, {}), rest, value) if rest else value}
 
@@ -51,7 +51,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
 
 
 def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
-    """Select settings from a flat configuration. Changing a selected setting has at least one of the effects `effects`."""
+    """Return the settings of a flat configuration for which a change has at least one of `effects`."""
     return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
 
 
@@ -80,7 +80,7 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare a section's keys. If the section is a group, add its options' classes, `kind` first."""
+    """Yield the classes that may declare a section's keys. The options of a group are included, beginning with `kind`."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

@@ -1,12 +1,12 @@
 """The key `deterministic`: a run that is repeated or resumed with the same layout and devices has bit-identical losses."""
 
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "MAMBA_DETERMINISTIC": "1"}
-"""Environment variables that deterministic workers on GPUs need. cuBLAS reads the first when CUDA starts. mamba_ssm reads the
-second when it is imported."""
+"""Environment variables that deterministic workers on GPUs need. cuBLAS reads CUBLAS_WORKSPACE_CONFIG when CUDA starts, and
+mamba_ssm reads MAMBA_DETERMINISTIC when it is imported."""
 
 
 def compute_deterministically(*, compiles: bool) -> None:
-    """Use only deterministic algorithms in torch. Operators without one raise errors. compiles: whether torch.compile is used."""
+    """Make torch's operators use deterministic algorithms or raise errors. compiles: whether torch.compile is used."""
     import torch
 
     torch.use_deterministic_algorithms(True)

@@ -1,12 +1,12 @@
-"""The exceptions that end a command with a message but no traceback. A run fails if a worker raises such an exception."""
+"""The exceptions that end a command, or a worker and its run, with a message but no traceback."""
 
 
 class ConfigError(Exception):
-    """Exit status 2: the configuration, or a file it names, is wrong. Nothing was started."""
+    """Exit status 2: the configuration or a file that it names is invalid. Nothing was started."""
 
 
 class Incompatible(ConfigError):
-    """Exit status 2: each setting is valid, but the settings cannot be combined. A sweep records such a run as `skipped`."""
+    """Exit status 2: each setting is valid, but the settings cannot be combined. A sweep skips runs with conflicting settings."""
 
 
 class NotImported(ConfigError):
@@ -22,7 +22,7 @@ class Moved(Exception):
 
 
 class TooLarge(MemoryError):
-    """Exit status 1: a rank's parameters and optimizer state take more host memory than it has. The run ends as `oom`."""
+    """Exit status 1: a rank's parameters and optimizer state exceed the rank's host memory. The run's status is `oom`."""
 
 
 class NotSaved(Exception):
@@ -34,4 +34,4 @@ class NotRecorded(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Exit status 130: Ctrl-C, SIGTERM, SIGHUP or scancel. A KeyboardInterrupt, so `except Exception` does not catch it."""
+    """Exit status 130: Ctrl-C, SIGTERM, SIGHUP or scancel ended the command. `except Exception` does not catch Interrupted."""

@@ -22,12 +22,12 @@ Phase = Literal[
     "saving a checkpoint",
     "",
 ]
-"""Name of the slow work that a run is doing, as shown to the user; "" during ordinary steps."""
+"""Name of a slow phase of a run, as shown to the user; "" during ordinary steps."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Meter(Protocol):
-    """The reporting interface. Every rank must call its methods in the same order, because reading metrics is a collective."""
+    """The reporting interface. All ranks must call all methods in the same order, because reading metrics is a collective."""
 
     def doing(self, phase: Phase) -> None:
         """Report the start of a phase that may take long. Not a collective."""
@@ -42,17 +42,17 @@ class Meter(Protocol):
         """Return a context manager that measures the wait for the next batch."""
 
     def capturing(self) -> AbstractContextManager[None]:
-        """Return a context manager for the capture of a step as a CUDA graph. All later steps replay the graph, so the memory
-        peaks in this context are theirs, too. Every rank enters it in the same step."""
+        """Return a context manager for the capture of a step as a CUDA graph. All later steps replay the graph, so they have the
+        memory peaks that are measured in this context. Every rank enters the context in the same step."""
 
     def saving(self) -> AbstractContextManager[None]:
-        """Return a context manager for saving a checkpoint. Entering it writes the metrics that are not yet in events.jsonl."""
+        """Return a context manager for saving a checkpoint. Entering the context writes pending metrics to events.jsonl."""
 
     def step_done(
         self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int, observed: Mapping[str, Tensor]
     ) -> None:
-        """Report that an optimizer step, counted from 1, was launched. On an accelerator, it may still be running. Some calls
-        read all metrics since the previous read, and raise FloatingPointError if a loss or gradient norm is not finite.
+        """Report that an optimizer step, counted from 1, was launched. On an accelerator, the step may still be running. Some
+        calls read all metrics since the previous read, and raise FloatingPointError if a loss or gradient norm is not finite.
 
         All tensors are 0-d and on the device. loss: this rank's mean token loss; grad_norm: global gradient norm before clipping;
         tokens: tokens of all ranks; observed: further metrics, keyed by name in events.jsonl, with the same keys at every step.

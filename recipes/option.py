@@ -1,7 +1,7 @@
 """`Option`, the base class of all options that YAML can choose, and validators for the fields of options.
 
-A config group, such as `model`, has a base class, `Model`. Its options are subclasses, such as `Llama`, whose fields are the YAML
-keys. Option modules import torch only inside functions, so that most configurations are checked without torch.
+A config group, such as `model`, has a base class, such as `Model`. Each option is a subclass, such as `Llama`, and its fields are
+YAML keys. Option modules import torch only inside functions, so that most configurations are checked without torch.
 """
 
 import difflib
@@ -38,7 +38,7 @@ def shortened(value: Any, length: int = 80) -> str:
 def own_or_installed(module_name: str) -> ModuleType:
     """Import a module that the user named, preferably from the current directory.
 
-    The current directory is last on sys.path so that its files do not shadow libraries. But then a library can shadow a
+    The current directory is last on sys.path so that its files do not shadow libraries. Therefore a library can shadow a
     user's module. For example, if a library installs a top-level package `recipes`, Python ignores the user's `recipes`.
     """
     top = module_name.partition(".")[0]
@@ -67,21 +67,21 @@ class Affects(Flag):
     SPEED = auto()
     """Time or memory of a step."""
     RESULT = auto()
-    """The trained weights or the choice of measured steps. A run cannot be resumed with another value of the key."""
+    """The trained weights or the choice of measured steps. A run cannot be resumed after a change with this effect."""
     FIGURES = auto()
     """Results of the whole run, such as the final loss, but not the results of a single step."""
     CHANCE = auto()
-    """Random numbers. Runs that differ only in keys with this effect are repeats of each other."""
+    """Random numbers. Runs that differ only in keys with the effect CHANCE are repeats of each other."""
     FILES = auto()
     """Files that the run leaves behind."""
     DISPLAY = auto()
     """Output of a command on the terminal."""
     SWEEP = auto()
-    """Execution of a sweep. A key with only this effect changes no single run."""
+    """Execution of a sweep. A key with only the effect SWEEP does not change any single run."""
 
 
 class Section(BaseModel):
-    """An immutable part of the configuration. It rejects unknown keys and values of the wrong type ("3" for 3, true for 1)."""
+    """An immutable part of the configuration that rejects unknown keys and wrong types, such as "3" for 3 and true for 1."""
 
     affects: ClassVar[Affects | None] = None
     """Effects of changing the section's keys; None: the same effects as in the enclosing section."""
@@ -102,12 +102,12 @@ class Option(Section):
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the class by name, so that a worker imports it in the same way as `resolve` does."""
+        """Pickle the class by name, so that a worker imports the class in the same way as `resolve` does."""
         return _blank, (type(self).__module__, type(self).__qualname__), self.__getstate__()
 
     @classmethod
     def resolve(cls, kind: Any) -> "type[Option]":
-        """Return the class that `kind` names. Raise PydanticCustomError with a suggested name if there is no such class."""
+        """Return the class that `kind` names. Raise PydanticCustomError with a suggested name if no class has this name."""
         if not isinstance(kind, str):
             raise PydanticCustomError("kind_type", f"expected a name, got {kind!r}")
         path = cls.kinds.get(kind, kind)
@@ -166,8 +166,8 @@ def chosen(base: type[Option]) -> BeforeValidator:
 
 
 def whole(*words: str | None, at_least: int = 1, at_most: int = 2**63 - 1) -> BeforeValidator:
-    """Return a validator that accepts whole numbers in a range, and `words` (None: null). `at_most` rejects probable typos that
-    would fail late or exhaust memory. Use: `workers: Annotated[int | Auto, whole("auto")]`."""
+    """Return a validator that accepts whole numbers in a range and the `words` (None: null). `at_most` rejects probable typos
+    that would fail late or exhaust memory. Use: `workers: Annotated[int | Auto, whole("auto")]`."""
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])
     number = {"type": "integer", "minimum": at_least, "maximum": at_most}

@@ -2,8 +2,8 @@
 
     train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
 
-`train` needs an initialised process group of nodes x workers ranks. Comments number the seven steps of the assembly. Their order
-is fixed, because each step changes modules or parameters that the next step uses.
+`train` needs an initialised process group of nodes x workers ranks. Comments number the seven steps of the assembly. The steps
+have a fixed order, because each step changes modules or parameters that the next step uses.
 """
 
 import gc
@@ -75,20 +75,20 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
 
 
 def _refuse_too_large(recipe: Recipe, network: Network, shards: int, host_bytes: int) -> None:
-    """Raise TooLarge before anything is allocated. Otherwise the kernel would kill processes once the machine is full."""
+    """Raise TooLarge before memory is allocated, because Linux would kill processes when the machine runs out of memory."""
     sizes = [((p.to_local() if isinstance(p, DTensor) else p).numel(), p.requires_grad) for p in network.parameters()]
     held = sum(size for size, _ in sizes) // shards
     trained = sum(size for size, requires_grad in sizes if requires_grad) // shards
     needed = 4 * held + (recipe.optimizer.state_bytes(trained, len(sizes)) or 0)
     if needed > host_bytes:
         raise TooLarge(
-            f"parameters and optimizer state take {needed / 2**30:.1f} GiB per rank, and a rank has {host_bytes / 2**30:.1f} GiB "
+            f"parameters and optimizer state take {needed / 2**30:.1f} GiB per rank, but a rank has {host_bytes / 2**30:.1f} GiB "
             "of host memory; use a smaller model or more devices, or set launch.host_memory_gib if a rank may take more"
         )
 
 
 def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> None:
-    """Apply activation checkpointing to the blocks, and compile the blocks and the loss. Both change the network in place.
+    """Apply activation checkpointing to the blocks, and compile the blocks and the loss, in place.
 
     A block with selective checkpointing (`inside_compile`) is wrapped first and then compiled, because the compiler must see the
     recomputation. A block with full checkpointing is compiled first, because compiling a wrapped block fails with 2-d layouts.
@@ -123,14 +123,14 @@ class Prepared(NamedTuple):
     loader: Loader
     global_batch: int
     done: int
-    """Number of completed steps: the step of the loaded checkpoint, or 0 if none was loaded."""
+    """Number of completed steps: the step of the loaded checkpoint, or 0 if no checkpoint was loaded."""
     consumed: Consumed
 
 
 def prepare(
     recipe: Recipe, meter: Meter, device: torch.device, nodes: int, workers: int, checkpoints: Path | None
 ) -> Prepared:
-    """Assemble the model, load a checkpoint if there is one, and open the data. The arguments are those of `train`."""
+    """Assemble the model, load a checkpoint if there is one, and open the data. `train` has the same arguments."""
     meter.doing("building the model")
     recipe = recipe.on(device.type)
     if recipe.deterministic:
@@ -184,13 +184,13 @@ def train(
     checkpoints: Path | None = None,
     stop_requested: Callable[[], bool] | None = None,
 ) -> tuple[nn.Module, int]:
-    """Train up to step `recipe.steps` or until a stop is requested on any rank. If checkpoints are on, the last step is saved.
+    """Train up to step `recipe.steps` or until a stop is requested on any rank. A run with checkpoints saves the last step.
 
     Return the trained model and the last completed step.
 
     If `checkpoints` is None, checkpoints are neither read nor written. Raises ConfigError if the recipe does not fit the
-    devices, the data or the checkpoint, TooLarge as `assemble` does, NotSaved if a checkpoint cannot be written, and
-    FloatingPointError (by the meter) if a loss or gradient is not finite.
+    devices, the data or the checkpoint, and TooLarge if host memory is too small. Raises NotSaved if a checkpoint cannot be
+    written. The meter raises FloatingPointError if a loss or gradient norm is not finite.
     """
     run = prepare(recipe, meter, device, nodes, workers, checkpoints)
     recipe, step, consumed = run.recipe, run.done, run.consumed
@@ -236,8 +236,8 @@ def update(
 ) -> Metrics:
     """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and further metrics as 0-d tensors.
 
-    With `compile.cuda_graph`, a GPU replays the kernels of one call. So every call must issue the same kernels, without waiting
-    for the device, and `lr` is a tensor (0-d).
+    With `compile.cuda_graph`, a GPU replays the kernels of one call. Every call must therefore issue the same kernels, without
+    waiting for the device, and `lr` must be a 0-d tensor.
     """
     loss = backward(recipe, model, batches)
     grad_norm = global_norm(trained, loss.device)

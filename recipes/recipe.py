@@ -78,7 +78,7 @@ class Recipe(Section):
         return total, total // per_pass
 
     def host_bytes(self, ranks: int) -> int | None:
-        """Return the bytes of host memory that each of `ranks` ranks may use on CPUs, or None if they are unknown."""
+        """Return the bytes of host memory that each of `ranks` ranks may use on CPUs, or None if the limit is unknown."""
         return None
 
     def on(self, device_type: str) -> Self:

@@ -7,8 +7,8 @@ from meshrunner.recipes.errors import ConfigError
 
 SECRET = re.compile(r"(TOKEN|(?<!_P)KEY|SECRET|JWT|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
 FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([^,}\s]+)")
-"""Pattern of an OmegaConf interpolation of an environment variable. Its group matches the variable's name."""
-WHERE = "it would be written to config.yaml, the report page and the trackers. Set it in the shell: workers inherit its variables"
+"""Pattern of an OmegaConf interpolation of an environment variable. The group in the pattern matches the variable's name."""
+WHERE = "the value would be written to config.yaml, the report page and trackers; set the variable in the shell instead"
 
 
 def is_secret(name: str) -> bool:

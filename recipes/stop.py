@@ -9,8 +9,8 @@ import torch.distributed as dist
 def stop_agreement(requested: Callable[[], bool]) -> Iterator[bool]:
     """Yield after every step whether to stop: True on all ranks after the same step, if `requested()` is true on any rank.
 
-    After every step, a rank reads the result of the all-reduce that it started one step earlier, usually without waiting, and
-    starts the next one. All ranks therefore stop one step after the request.
+    After every step, a rank reads the result of the all-reduce from the previous step, usually without waiting, and starts the
+    next all-reduce. All ranks therefore stop one step after the request.
     """
     group = dist.new_group(backend="fake" if dist.get_backend() == "fake" else "gloo")
     flag = torch.zeros(1, dtype=torch.int32)

@@ -3,6 +3,6 @@
     cli > verbs > sweep > launch, predict > calibrate > slurm, measure > config > profiler, trackers > compare > rundir
         > ledger > figures > commands > process, console
 
-Each package imports only packages further right, never further left. All may import `recipes`. The import contracts in
-`pyproject.toml` contain the complete order.
+A package may import only the packages to its right in the list above. All packages may import `recipes`. The import contracts
+in `pyproject.toml` contain the complete order of packages.
 """

@@ -70,7 +70,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help_topic(arguments: list[str]) -> str | None:
-    """Return the verb whose help is requested, "" for the list of verbs, or None if no help is requested or Hydra prints it."""
+    """Return the verb to explain, "" to list all verbs, or None if no help is requested or Hydra prints the help."""
     verb, *rest = arguments or ["help"]
     if verb in HELP or (verb == "help" and not rest):
         return ""
@@ -100,7 +100,7 @@ def _run_verb(verb: str, *arguments: str) -> int:
 
 
 def _explained(error: BaseException, arguments: tuple[str, ...]) -> tuple[int, str] | None:
-    """Return the exit status and text for a user error, or None if the error is a fault of this program."""
+    """Return the exit status and the message for a user error, or None if the error is a bug in meshrunner."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError

@@ -1,4 +1,4 @@
-"""Tab completion for bash (and zsh with bashcompinit), installed by `eval "$(meshrunner -sc install=bash)"`. It hides errors."""
+"""Tab completion for bash and zsh, installed by `eval "$(meshrunner -sc install=bash)"`. zsh needs bashcompinit."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _values(value: Value, word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _paths(word: str, *, only_directories: bool = False) -> list[str]:
-    """Return paths that begin with `word`. If `only_directories`, leave out files, and list run and sweep directories first."""
+    """Return paths that begin with `word`. With `only_directories`, leave out files and list run and sweep directories first."""
     parent, slash, start = word.rpartition("/")
     paths: list[Path] = []
     with suppress(OSError):
@@ -129,7 +129,7 @@ def _paths(word: str, *, only_directories: bool = False) -> list[str]:
 
 
 def _terms(word: str, rest: Sequence[str]) -> list[str]:
-    """Return what `meshrunner help` explains: groups, keys (nested keys only if `word` is not empty), verbs, or GROUP=OPTION."""
+    """Return the terms that `meshrunner help` explains: groups, keys, verbs or GROUP=OPTION. Without `word`, omit nested keys."""
     from meshrunner.runner import shipped
     from meshrunner.runner.commands.parser import parse
     from meshrunner.runner.verbs.reference.help import every_key
@@ -143,7 +143,7 @@ def _terms(word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _overrides(before: list[str], word: str, *, submits: bool) -> list[str]:
-    """Return Hydra's completions of an override, or of the last value in `model=llama3_8b,`. If Hydra has none, return paths."""
+    """Return Hydra's completions of an override or, after a comma, of its last value; return paths if Hydra offers no values."""
     from meshrunner.runner.config.compose import Composer
 
     key, equals, value = word.partition("=")

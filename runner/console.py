@@ -69,7 +69,7 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 def naming(what: str) -> Iterator[Callable[[int, int], None]]:
     """Print `what`, the name of the work inside the context, to stderr. On a terminal, erase the name when the work ends.
 
-    Yield a function that takes the number of finished parts and of all parts. On a terminal, it shows them and the time left.
+    Yield a function that takes the numbers of finished parts and of all parts and, on a terminal, shows them with the time left.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:
@@ -95,7 +95,7 @@ class Slow:
     """A context manager that prints the name of any work that lasts longer than SILENT_S seconds."""
 
     def __init__(self, whose: str = "", *, to_stderr: bool = False) -> None:
-        """Prepare to print the names of work. `whose` precedes each name, such as `run_3: `."""
+        """Prepare to print the names of work. `whose` is a prefix of each name, such as `run_3: `."""
         self.whose, self._to_stderr = whose, to_stderr
         self._what = ""
         self._timer: Timer | None = None
@@ -135,7 +135,7 @@ def console() -> Console:
 
 
 def table_of(rows: Iterable[Iterable[str]], titles: Sequence[str] = (), *, numbers: bool = False) -> Table:
-    """Return a table without ruled lines. If `numbers`, right-align all columns but the first."""
+    """Return a table without ruled lines. If `numbers` is true, right-align all columns but the first."""
     from rich.table import Table
 
     table = Table(box=None, show_header=bool(titles), pad_edge=False)
@@ -147,7 +147,7 @@ def table_of(rows: Iterable[Iterable[str]], titles: Sequence[str] = (), *, numbe
 
 
 def on_terminal() -> bool:
-    """Return whether rich considers stdout a terminal. Importing rich is slow, so import it only if the answer may be yes."""
+    """Return whether rich considers stdout a terminal. Import rich, which is slow, only if stdout may be a terminal."""
     forced = os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"}
     return bool(sys.stdout.isatty() or forced) and console().is_terminal
 

@@ -1,5 +1,5 @@
-"""The table of all metrics. Each metric is one line of FIGURES, which determines its keys in rows and summaries, how it is merged
-over ranks, steps and repeats, and how it appears in tables, charts, the progress line and docs/figures.md.
+"""The table of all metrics. An entry of FIGURES determines a metric's keys in rows and summaries, how the metric is merged over
+ranks, steps and repeats, and how it appears in tables, charts, the progress line and docs/figures.md.
 
     python -m meshrunner.runner.figures     prints the table of docs/figures.md
 """
@@ -26,43 +26,43 @@ class Figure(NamedTuple):
     """A metric: its keys, its title and format, and how ranks, steps and repeats are merged into one value."""
 
     key: str
-    """Key in a row of events.jsonl; in summary.json for a figure that no step has (`once`)."""
+    """Key in events.jsonl, or in summary.json for a figure of the whole run (`once`)."""
     unit: str
     title: str
     """Title in tables, charts and the progress line; empty if the figure is not shown there."""
     format: Callable[[float], str]
     over_steps: Literal["median", "median p10 p90", "last", "final", "sum", "saves", "once", ""]
-    """Statistic over a run's steps. It is stored in summary.json under `<key>` unless another key is given here.
+    """Statistic over a run's steps, stored in summary.json under `<key>` unless another key is given here.
     - `median`: median of the measured steps, stored under `<key>_median`
     - `median p10 p90`: also the 10th and 90th percentiles, stored under `<key>_p10` and `<key>_p90`
-    - `last`, `final`: value of the last step. That of `final` is stored under `<group>/final_<name>`.
+    - `last`, `final`: value of the last step; `final` is stored under `<group>/final_<name>`
     - `sum`: sum over all steps of the last attempt
-    - `saves`: median over checkpoints. The meter computes it, because no step follows the last checkpoint.
-    - `once`: value of the whole run, which no step has. Empty: not in summary.json.
+    - `saves`: median over checkpoints, computed by the meter because no step follows the last checkpoint
+    - `once`: value of the whole run, not of a step; empty: not in summary.json
     """
     over_repeats: Literal["median", "min", "max", "median min max", ""]
-    """The statistic over repeats in `compare`, with its range if there are three; empty if `compare` leaves the figure out."""
+    """Statistic over repeats in `compare`, or a statistic and its range; empty if `compare` leaves the figure out."""
     why: str
-    """Its definition."""
+    """Definition of the figure."""
     over_ranks: Literal["mean", "max", "sum", ""] = ""
     """Statistic that merges the ranks' own values; empty if the figure follows from other figures."""
     by_rank: bool = False
-    """Whether summary.json also lists a value for every rank: the mean over steps of a time, or the peak of memory."""
+    """Whether summary.json also lists one value per rank: for a time, the mean over steps; for memory, the peak."""
     higher_is_better: bool = False
     optional: bool = False
-    """Whether only some recipes have it, such as those with experts. Other runs have no such key."""
+    """Whether only runs of some recipes have this figure, such as recipes with experts; other runs lack the key."""
     beside: str = ""
-    """Key of the figure that is shown in parentheses behind this one."""
+    """Key of another figure that tables show in parentheses after this figure."""
     unless: str = ""
-    """Key of the figure that replaces this one in tables where it is known."""
+    """Key of another figure that replaces this figure in tables if its value is known."""
     but: str = ""
-    """Flag in summary.json, such as `cold`. Repeats with it are left out, unless all have it. Cells then show it."""
+    """Flag in summary.json, such as `cold`. Repeats with the flag are left out; if all repeats have the flag, cells show it."""
     predicts: str = ""
-    """Key of the measured figure that this one predicts; the relative error is shown in parentheses."""
+    """Key of the measured figure that this figure predicts; the relative error is shown in parentheses."""
 
     @property
     def heading(self) -> str:
-        """Title of its table column: `WPS per device (p10-p90)`, `final loss`."""
+        """Title of the figure's table column: `WPS per device (p10-p90)`, `final loss`."""
         if self.over_steps == "final":
             return f"final {self.title}"
         ends = self.over_steps.split()[1:]
@@ -76,7 +76,7 @@ class Figure(NamedTuple):
         return tuple(keys.get(statistic, f"{self.key}_{statistic}") for statistic in self.over_steps.split())
 
     def values(self, runs: Sequence[Mapping[str, Any]]) -> list[float | None]:
-        """Return the value over the summaries of repeats, followed by its range, lowest and highest, if it has one."""
+        """Return the statistic over the summaries of repeats, and the lowest and highest value if the figure has a range."""
         how, keys = self.over_repeats.split(), self.summary_keys
         runs = [run for run in runs if not run.get(self.but)] or runs
         found: list[float | None] = []
@@ -90,7 +90,7 @@ class Figure(NamedTuple):
         return unknown if value is None else self.format(value)
 
     def cell(self, runs: Sequence[Mapping[str, Any]]) -> str:
-        """Return the table cell of repeats, `6,150 (6,100-6,200)`; empty if it is unknown or another figure replaces it."""
+        """Return the table cell of repeats: `6,150 (6,100-6,200)`; empty if unknown or if another figure replaces this figure."""
         if self.unless and figure_of(self.unless).cell(runs):
             return ""
         value, *ends = (self.text(value, "") for value in self.values(runs))
@@ -110,11 +110,11 @@ class Figure(NamedTuple):
 FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
            "tokens of the step / (its wall-clock time x devices). The wall-clock time from one reading of metrics to the next "
-           "is divided among the steps in proportion to `perf/step_time_s`. It includes the reading, but not saving "
+           "is divided among the steps in proportion to `perf/step_time_s`. It includes reading metrics, but not saving "
            "checkpoints", higher_is_better=True),
-    Figure("perf/wps_error", "", "", NUMBER, "once", "", "relative standard error of `perf/wps_median`. It follows from how far "
-           "the medians of eight successive parts of the run scatter. A trend over the run and single slow steps affect it "
-           "little"),
+    Figure("perf/wps_error", "", "", NUMBER, "once", "", "relative standard error of `perf/wps_median`, computed from the "
+           "scatter of the medians of eight successive parts of the run. A trend over the run and single slow steps have little "
+           "effect on this error"),
     Figure("plan/perf/wps", "tok/s per device", "WPS, predicted", speed, "once", "median",
            "`perf/wps` as `sweep.preflight` predicted it before the run started", higher_is_better=True, predicts="perf/wps"),
     Figure("perf/tokens_per_cpu_s", "tokens / CPU second", "tokens per CPU-second", speed, "median", "median min max",
@@ -149,7 +149,7 @@ FIGURES: tuple[Figure, ...] = (
            unless="memory/peak_active_gib"),
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
            "time from the end of the previous step to the end of this one on the slowest rank; on GPUs, the time between two "
-           "CUDA events. It includes waiting for data, but not reading metrics or saving checkpoints", over_ranks="max",
+           "CUDA events. The time includes waiting for data, but not reading metrics or saving checkpoints", over_ranks="max",
            by_rank=True),
     Figure("perf/compute_step_time_s", "s", "compute step time", SECONDS, "median", "median",
            "with `launch.emulate`: the measured step time, in which collectives take no time", optional=True),
@@ -169,7 +169,7 @@ FIGURES: tuple[Figure, ...] = (
            "checkpoint is on disk"),
     Figure("perf/comm_allocations", "buffers", "", "{:,.0f}".format, "median", "",
            "number of all-gather outputs and reduction inputs allocated in the step, mean over ranks. With "
-           "`parallelism.buffers=max_pool` or `scheduled`, all of them are allocated in the first step and none later",
+           "`parallelism.buffers=max_pool` or `scheduled`, all buffers are allocated in the first step and none later",
            over_ranks="mean", optional=True),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
            "from the start of the last attempt until the device has completed its first step. `cold` marks the first run of a "
@@ -237,7 +237,7 @@ def table_figures() -> list[Figure]:
 
 
 def speed_figure(summaries: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return the figure to compare speeds by: tokens per CPU-second if all runs were on CPUs, where WPS is noisier, else WPS."""
+    """Return the figure for comparing speeds: WPS, or tokens per CPU-second if all runs were on CPUs, where WPS is noisy."""
     on_cpus = figure_of("perf/tokens_per_cpu_s")
     return on_cpus if summaries and all(on_cpus.values([each])[0] for each in summaries) else figure_of("perf/wps")
 
@@ -253,12 +253,12 @@ def by_rank(key: str) -> str:
 
 
 def row_keys(group: str = "") -> list[str]:
-    """Return the keys of figures in a row of events.jsonl, or those of one group (`memory/`)."""
+    """Return the keys of figures in events.jsonl that begin with `group`, such as `memory/`."""
     return [each.key for each in FIGURES if each.over_steps != "once" and each.key.startswith(group)]
 
 
 def merged(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Merge the summaries of repeats into one: key in summary.json -> value."""
+    """Merge the summaries of repeats into one mapping from keys of summary.json to values."""
     figures = [each for each in FIGURES if each.over_repeats]
     return {key: value for each in figures for key, value in zip(each.summary_keys, each.values(runs), strict=False)}
 

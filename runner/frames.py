@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Loaded:
-    """Runs as two DataFrames, and their comparison. A notebook shows the table that `meshrunner compare` prints."""
+    """Runs as two DataFrames, and a comparison of the runs. Notebooks show the table that `meshrunner compare` prints."""
 
     comparison: Comparison
 
@@ -36,8 +36,8 @@ class Loaded:
 
     @cached_property
     def events(self) -> DataFrame:
-        """One row per run and step. Columns: `run` (a directory), `state`, the keys in `keys`, `seed`, `measured`, and those in
-        events.jsonl. `measured` is True for the steps that count towards the medians in summary.json."""
+        """One row per run and step. The columns are `run` (a directory), `state`, the keys in `keys`, `seed`, `measured`, and the
+        keys of events.jsonl. `measured` is True for the steps that count towards the medians in summary.json."""
         from pandas import DataFrame
 
         steps = []
@@ -55,7 +55,7 @@ class Loaded:
 
     @property
     def keys(self) -> list[str]:
-        """Configuration keys that differ between the runs: the first columns of `rows`. Lists become text: `[0.9, 0.95]`."""
+        """Configuration keys that differ between the runs: the first columns of `rows`. Values that are lists become text."""
         return self.comparison.keys
 
     @cached_property
@@ -65,7 +65,7 @@ class Loaded:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Each run on its own, in the order of `rows`."""
+        """Individual runs, in the order of `rows`."""
         return [
             Run(compare_runs([run]), run.path, run.state, run.reason, run.config, run.summary.as_json())
             for run in self.comparison.runs

@@ -12,11 +12,11 @@ from meshrunner.runner.console import one_line
 OURS = ("meshrunner", "hydra_plugins")
 INSTALLED = tuple({f"{path}/" for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib"))})
 MAX_LINES, MAX_WIDTH = 5, 300
-"""Maximum number of lines of user code to show (those of the innermost calls), and maximum number of characters per line."""
+"""Maximum number of lines of user code to show, from the innermost calls, and maximum number of characters per line."""
 
 
 def fault(error: BaseException) -> str:
-    """Return `own.gpt:GPT.network raised TypeError: ...` and the traceback's lines of user code, or "" if no user method ran."""
+    """Return `own.gpt:GPT.network raised TypeError: ...` and the lines of user code, or "" if no user method was called."""
     own = list(_own_lines(error))
     method = next((frame for frame, _ in own if {"self", "cls"} & set(frame.f_locals)), None)
     if method is None:
@@ -33,7 +33,7 @@ def innermost(error: BaseException) -> str:
 
 
 def _own_lines(error: BaseException) -> Iterator[tuple[FrameType, str]]:
-    """Yield (frame, line being executed) for the user's code, outermost frame first. Skip meshrunner and installed packages."""
+    """Yield each frame of user code with its current line, outermost frame first. Skip meshrunner and installed packages."""
     for frame, number in walk_tb(error.__traceback__):
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
         if module.partition(".")[0] not in OURS and not file.startswith(INSTALLED) and Path(file).is_file():

@@ -65,7 +65,7 @@ class Bench:
         if job.missing:
             return Result(job.part, job.what, "skipped", job.missing)
         if self.commands.left < self.longest.get((job.part, job.kind), EXPECTED_S[job.kind]):
-            return Result(job.part, job.what, "not run", "too little time was left")
+            return Result(job.part, job.what, "not run", "the bench had too little time left for this row")
         try:
             result = job.run(lane)
         except Exception as error:  # a fault of the bench itself must not lose the other rows

@@ -115,7 +115,7 @@ def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
     status = JsonFile.read(run_dir / STATUS).as_json()
     if ended.code is None or (ended.code and commands.over):
         state: State = "not run" if commands.over else "failed"
-        reason = "stopped when the time was up" if commands.over else f"it did not end within {commands.limit:.0f} s"
+        reason = "stopped at the end of the bench" if commands.over else f"timed out after {commands.limit:.0f} s"
         return Outcome(state, reason, _log(run_dir, ended), {}, [], None)
     if ended.code == 2 and not status:
         return Outcome("refused", said(ended.log), "", {}, [], None)

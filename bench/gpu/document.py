@@ -16,31 +16,31 @@ from bench.published_rows import SOURCES
 from meshrunner.recipes.storage import replace_file
 
 FIGURES = """\
-bf16, fused AdamW, plain loss, random tokens. *Loop* is `bench/gpu/loops/plain_loop.py` with the same recomputation, compiled by
-block in rows with `per_block`. meshrunner and the loop run alternately, each in its own process. Each run has {steps} steps and
-reads metrics every {every}. The first {every} steps are not measured, and WPS is the median over the rest. Ratios are taken pair
-by pair. MFU is relative to {peak}.
+All rows use bf16, fused AdamW, the plain loss and random tokens. The columns *loop* show `bench/gpu/loops/plain_loop.py`, a
+hand-written loop with the same recomputation and compilation. meshrunner and the loop run alternately, each in its own process.
+Each run has {steps} steps and reads metrics every {every} steps. WPS is the median over all steps except the first {every}. The
+column *ratio* shows meshrunner's WPS divided by the loop's WPS in each pair of runs. MFU is relative to {peak}. The models are
 """
 ONE_SHARD = """\
 \\* With one shard, FSDP2 casts every weight and copies it into the gathered buffer, and copies every fp32 gradient once more. The
-loop only casts, so a ratio a little below 1 is expected.
+hand-written loop only casts the weights, so a ratio slightly below 1 is expected.
 """
 TITAN = """\
 `bench/gpu/loops/titan.py` trains the same model with torchtitan {version}: the same batch size and optimizer, random tokens, and
 FlexAttention. *Ratio* is meshrunner's WPS, with `parallelism=fsdp2`, divided by torchtitan's.
 """
-PLANS = "`meshrunner plan` with the settings of the measured run. *Stated* is the error that it states for its WPS."
+PLANS = "`meshrunner plan` predicts each measured run. *Stated* is the error that `plan` states for the predicted WPS."
 EMULATED = """\
 The table shows rank 0 of published runs on many GPUs, emulated on one device. Each row is a `meshrunner run` with the overrides
 of the published run in `bench/published_rows.py`, `launch.workers=8` and `{settings}`. Reserved memory and the compute time of
-a step are measured. WPS is computed from the sum of this time and the predicted exposed communication. *Plan* is the prediction
-for the published GPU. This device may be faster or slower than the published GPU.
+a step are measured. WPS is computed from the sum of the compute time and the predicted exposed communication. The columns *plan*
+show predictions for the published GPU. The GPU of this measurement may be faster or slower than the published GPU.
 """
 GRID = """\
-Each row is a `meshrunner run` of {steps} steps of a small model. It works if the loss and gradient norm of every step agree with
-those of the reference, an eager fp32 run on one device. The tolerances of loss and gradient norm are
+Each row is a `meshrunner run` of {steps} steps of a small model. A row works if the loss and gradient norm of every step agree
+with those of the reference, an eager fp32 run on one device. The tolerances of loss and gradient norm are
 {tolerance}.
-Any two compatible options of parallelism, precision, compilation, recomputation and loss occur together in a row.
+Any two compatible options of parallelism, precision, compilation, recomputation and loss occur together in at least one row.
 """
 WITHOUT = ("skipped", "not run")
 """States of rows without a result."""
@@ -67,10 +67,10 @@ class Document:
         states = ("works", "refused", "failed", "skipped", "not run")
         summary = ", ".join(f"{counts[state]} {state}" for state in states)
         device = "GPUs" if self.machine.gpus else "a CPU, with toy models"
-        lines = [f"# Options on {device}, {calls[-1].date.partition(' ')[0]}", "", f"{self.machine.describe()}.", ""]
+        lines = [f"# Options on {device}, {calls[-1].date.split()[0]}", "", f"Machine: {self.machine.describe()}.", ""]
         for call in calls:
-            lines.append(f"- {call.date}: `{call.command}`" + (f", commit {call.commit}" if call.commit else ""))
-        lines += ["", f"Rows: {summary}."]
+            lines.append(f"- {call.date}: `{call.command}`" + (f" at commit {call.commit}" if call.commit else ""))
+        lines += ["", f"Numbers of rows by result: {summary}."]
         if not self.ended:
             lines += ["", "The bench has not ended: it is still running, or it was stopped."]
         return "\n".join(lines) + "\n"
@@ -81,7 +81,7 @@ class Document:
             return ""
         peaks = {each.figures.get("peak_tflops") for each in results} - {None}
         peak = " or ".join(f"{value:,.1f} TFLOP/s" for value in sorted(peaks)) or "an unknown peak"
-        titles = "; ".join(f"{key}: {self._subject(key)}" for key in subjects(self.machine))
+        titles = "; ".join(f"{key}, which is {self._subject(key)}" for key in subjects(self.machine))
         lines = ["## Speed and memory", "", FIGURES.format(steps=STEPS, every=READ_EVERY, peak=peak) + titles + ".", ""]
         head = ["", "WPS", "loop", "ratio", "MFU", "loop", "peak active, GiB", "loop"]
         rows = []
@@ -97,7 +97,7 @@ class Document:
 
     def _subject(self, key: str) -> str:
         subject = subjects(self.machine)[key]
-        return f"{subject.title}, sequence length {subject.seq_len:,}, micro batch {subject.micro_batch}"
+        return f"{subject.title} with sequence length {subject.seq_len:,} and micro batch {subject.micro_batch}"
 
     def _titan(self, results: list[Result]) -> str:
         rows = []
@@ -162,8 +162,8 @@ class Document:
             rows.append([*row, _number(middle(ours, "startup_active_gib"), ".2f")])
         if not rows:
             return ""
-        text = "Seconds from the command to the end of the first step, for each run. Each call of the bench begins with an empty"
-        text += " cache of compiled code."
+        text = "The table lists the seconds from the command to the end of the first step of each run. Each call of the bench"
+        text += " begins with an empty cache of compiled code."
         head = ["", "meshrunner", "loop", "peak active during start-up, GiB"]
         return "\n".join(["## Start", "", text, "", *_table(head, rows)])
 
@@ -191,7 +191,7 @@ class Document:
 
     def _commands(self) -> str:
         common = " ".join(Small.on(self.machine).common)
-        grid_row = f"Rows of the grid: `meshrunner run {common} launch.workers={self.machine.pair} ROW`."
+        grid_row = f"Each row of the grid is `meshrunner run {common} launch.workers={self.machine.pair} ROW`."
         case = FIRST[0]
         words = " ".join(overrides(case, subjects(self.machine)[case.subject], self.machine))
         return f"## Commands\n\n{grid_row}\n\n`{case.what}`: `meshrunner run {words}`.\n"

@@ -68,7 +68,7 @@ def missing(row: Row, machine: Machine) -> str:
         return f"the published run was on {published.name}"
     needed_gib = (row.reserved_gib or 0.0) + published.reserved_elsewhere_gib
     if memory_gib is not None and needed_gib > memory_gib:
-        return f"it needs {needed_gib:.1f} GiB, and this GPU has {memory_gib:.1f}"
+        return f"this row needs {needed_gib:.1f} GiB, but this GPU has {memory_gib:.1f} GiB"
     return grid.missing(" ".join(row.overrides), machine, 1)
 
 

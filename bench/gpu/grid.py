@@ -181,7 +181,7 @@ def missing(row: str, machine: Machine, devices: int) -> str:
     packages |= {"model.mamba.kernel=fused": "mamba-ssm", "parallelism=megatron_fsdp": "megatron-fsdp"}
     on_gpu = ("fused", "megatron_fsdp", "process_group", "symmetric")
     if devices > machine.devices:
-        return f"it needs {devices} GPUs"
+        return f"this row needs {devices} GPUs"
     if not machine.gpus and (found := [word for word in words if word.partition("=")[2] in on_gpu]):
         return f"{found[0]} needs a GPU"
     if not machine.gpus and "compile.cuda_graph=true" in words:
@@ -189,9 +189,9 @@ def missing(row: str, machine: Machine, devices: int) -> str:
     if package := next((name for word, name in packages.items() if word in words and not machine.version(name)), ""):
         return f"the package {package} is not installed"
     if words & {"parallelism=ep", "parallelism.buffers=symmetric"} and machine.torch < (2, 12):
-        return "it needs torch 2.12 or later"
+        return "this row needs torch 2.12 or later"
     if devices == 1 and words & {"parallelism.buffers=max_pool", "parallelism.buffers=scheduled"}:
-        return "it needs 2 GPUs: with one shard, FSDP2 gathers nothing into a pool"
+        return "this row needs 2 GPUs: with one shard, FSDP2 gathers nothing into a pool"
     return ""
 
 

@@ -108,7 +108,7 @@ def _of_loop(
     peak_tflops: float | None,
 ) -> Result:
     if reason and commands.over:
-        return Result(part, what, "not run", "stopped when the time was up", shown(ended.log), ended.seconds)
+        return Result(part, what, "not run", "stopped at the end of the bench", shown(ended.log), ended.seconds)
     if reason:
         return Result(part, what, "failed", reason, shown(ended.log), ended.seconds)
     found |= {"first_step_s": found["first_step"] - ended.begin, "peak_tflops": peak_tflops}
@@ -138,7 +138,7 @@ def predicted(case: Case, number: int, machine: Machine, commands: Commands) -> 
 def calibrated(runs: list[str], commands: Commands, keep: Path) -> Result:
     """Fit the rates of this machine's device to runs, given as run directories. Write them to `keep`/hardware.yaml."""
     if len(runs) < CALIBRATION_RUNS:
-        return Result("proofs", "calibrate", "not run", f"it needs {CALIBRATION_RUNS} runs, and {len(runs)} exist here")
+        return Result("proofs", "calibrate", "not run", f"needs {CALIBRATION_RUNS} runs, but found {len(runs)}")
     out = keep / "hardware.yaml"
     ended = commands.meshrunner("calibrate", "calibrate", *runs, "--force", "--out", str(out))
     if ended.code == 0:

@@ -29,7 +29,7 @@ class Result:
     what: str
     """Text that identifies the row in its table."""
     state: State
-    """skipped: this machine cannot run the row. not run: too little time was left."""
+    """skipped: this machine cannot run the row. not run: the bench had too little time left."""
     reason: str = ""
     """Reason for a state other than `works`. If the row works: a remark, or ""."""
     log: str = ""

@@ -1,4 +1,4 @@
-"""Options of the group `activation_checkpoint`. They choose the activations to save for backward; the others are recomputed."""
+"""Options of the group `activation_checkpoint`. Each option chooses the activations to save; backward recomputes the rest."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ KNOWN_OPERATORS = (
     "aten.topk",
     "meshrunner.grouped_mm",
 )
-"""Operators that all supported versions of torch have. A config that lists only these can be checked without importing torch."""
+"""Operators that all supported versions of torch have. A config with no other operators is checked without importing torch."""
 
 
 class ActivationCheckpoint(Option):
-    """Base class of the options. Each chooses which activations to drop and recompute in backward (Chen et al. 2016)."""
+    """Base class of the options. Each option chooses which activations to drop and recompute in backward (Chen et al. 2016)."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.activation_checkpoint.base:NoRecompute",
@@ -48,7 +48,7 @@ class ActivationCheckpoint(Option):
 
     @property
     def recomputes_attention(self) -> bool:
-        """Whether compiled code recomputes attention. False for options such as `full`, which call compiled blocks again."""
+        """Whether compiled code recomputes attention. Options such as `full` return False: they call compiled blocks again."""
         return False
 
     @property
@@ -61,14 +61,14 @@ class ActivationCheckpoint(Option):
         return []
 
     def configure(self) -> None:
-        """Set process-wide options. Every worker calls this before it compiles anything."""
+        """Set process-wide options. Every worker calls this method before compiling anything."""
 
     def recomputes(self, block: int) -> bool:
         """Whether any part of block number `block`, counted from 0, is recomputed."""
         return False
 
     def wrap(self, block: nn.Module, *, preserve_rng_state: bool) -> nn.Module:
-        """Return the module that replaces a block. preserve_rng_state: recomputation draws the same random numbers as forward."""
+        """Return the module that replaces a block. preserve_rng_state: whether recomputation repeats forward's random numbers."""
         return block
 
 
@@ -104,7 +104,7 @@ class Recompute(ActivationCheckpoint):
 
 
 class Full(Recompute):
-    """Only the input of each block is saved. This needs the least memory, but costs a second forward pass."""
+    """Only the input of each block is saved, which needs the least memory but costs a second forward pass."""
 
 
 class SelectiveLayer(Recompute):
@@ -127,7 +127,7 @@ class SavedOperator(Section):
 
 
 class SelectiveOp(Recompute):
-    """Only the results of the listed operators are saved. In compiled blocks, the compiler's partitioner applies this list."""
+    """Only the results of the listed operators are saved. In compiled blocks, the partitioner applies the list `save`."""
 
     inside_compile: ClassVar[bool] = True
 
@@ -160,7 +160,7 @@ class SelectiveOp(Recompute):
         return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
-        """Return a policy for one forward pass and its recomputation. It counts an operator's calls in each pass separately."""
+        """Return a policy for one forward pass and its recomputation. The policy counts an operator's calls per pass."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}
@@ -185,7 +185,7 @@ class MemoryBudget(ActivationCheckpoint):
     """The compiler chooses the activations to save within a memory budget (functorch's knapsack partitioner)."""
 
     budget: float = Field(ge=0, le=1)
-    """Allowed activation memory, as a fraction of what compiled code saves by default. 0: recompute all; 1: change nothing."""
+    """Allowed activation memory, as a fraction of compiled code's default. 0: recompute everything; 1: change nothing."""
 
     def configure(self) -> None:
         import torch._functorch.config

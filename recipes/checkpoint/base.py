@@ -21,7 +21,7 @@ class Saver(Protocol):
 
 
 class Checkpoint(Option):
-    """Base class of the options. A run continues from the newest checkpoint in its run directory, even with the option `none`."""
+    """Base class of the options. A run continues from the newest checkpoint in its run directory, even with `checkpoint=none`."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.checkpoint.base:NoCheckpoint",
@@ -35,7 +35,7 @@ class Checkpoint(Option):
     """Whether a run saves checkpoints."""
 
     load: str | None
-    """Checkpoint or run directory from which the run starts. Ignored if the run's own directory has a usable checkpoint."""
+    """Checkpoint or run directory from which the run starts. `load` is ignored if the run's directory has a usable checkpoint."""
 
     def saver(self, folder: Path, training: Training) -> Saver | None:
         """Return the saver that writes checkpoints to `folder`, or None if the option saves no checkpoints."""
@@ -43,13 +43,13 @@ class Checkpoint(Option):
 
 
 class NoCheckpoint(Checkpoint):
-    """No checkpoints are saved. A run still continues from checkpoints in its directory or in `load`."""
+    """No checkpoints are saved. With `checkpoint=none`, a run still continues from a checkpoint in its directory or in `load`."""
 
     saves: ClassVar[bool] = False
 
 
 class DCP(Checkpoint):
-    """Sharded checkpoints. A run with any parallelism or number of ranks loads them bit for bit. Training waits for each save."""
+    """Sharded checkpoints that load bit for bit with any parallelism and number of ranks. Training waits for each save."""
 
     in_background: ClassVar[bool] = False
 
@@ -65,7 +65,7 @@ class DCP(Checkpoint):
 
 
 class DCPAsync(DCP):
-    """The same files as `dcp`, written in the background. At each save, training waits only until the previous save has ended
-    and the rank's shards are copied to host memory, which is allocated at the first save and then reused."""
+    """Checkpoints with the same files as `dcp`, written in the background. At each save, training waits only until the previous
+    save has ended and the rank's shards are in host memory. The first save allocates the host memory; later saves reuse it."""
 
     in_background: ClassVar[bool] = True

@@ -75,7 +75,7 @@ class Record:
     tokens: int
     """Tokens consumed up to and including this step."""
     sequences: int
-    """Sequences consumed up to and including this step. This is also the index of the next step's first sequence."""
+    """Sequences consumed up to and including this step; also the index of the next step's first sequence."""
     global_batch: int
     """Sequences per optimizer step."""
     seed: int
@@ -89,7 +89,7 @@ class Record:
 
 
 class StoredCheckpoint(NamedTuple):
-    """A checkpoint whose files have the recorded sizes. Their contents may still be damaged."""
+    """A checkpoint whose files have the recorded sizes. The files' contents may still be damaged."""
 
     path: Path
     record: Record
@@ -139,7 +139,7 @@ def _read_record(folder: Path) -> Record:
     try:
         content = path.read_bytes()
         if (found := from_json(content).get("format", 1)) != FORMAT:
-            raise OtherFormat(f"it has format {found!r:.20}, but this version reads only format {FORMAT}")
+            raise OtherFormat(f"its format is {found!r:.20}, but this version reads only format {FORMAT}")
         return TypeAdapter(Record).validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
@@ -157,7 +157,7 @@ def checkpoint_folders(folder: Path) -> dict[int, Path]:
 
 
 def good_checkpoints(folder: Path) -> tuple[list[StoredCheckpoint], list[str]]:
-    """Return the good checkpoints in a `checkpoints` directory, newest first, and a warning for each damaged one."""
+    """Return the good checkpoints in a `checkpoints` directory, newest first, and a warning for each damaged checkpoint."""
     good, damaged = _read_all(folder)
     return good, [f"skipping the checkpoint {path}: {error}" for path, error in damaged.items()]
 
@@ -175,8 +175,8 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
     """Return the good checkpoints that a run can continue from, newest first, and a warning for each damaged checkpoint.
 
-    The checkpoints are in `own`, the run's `checkpoints` directory, or in `load` if `own` has no good one. Raises ConfigError if
-    `own` has a checkpoint in another format but no good one, or if `load` is given and neither directory has a good one.
+    Search `own`, the run's `checkpoints` directory, then `load`. Raises ConfigError if `own` has no good checkpoint but one in
+    another format, or if `load` is given and neither directory has a good checkpoint.
     """
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
@@ -201,7 +201,7 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
 
 
 def publish(temporary: Path, final: Path, keep: int | None) -> None:
-    """Give a complete checkpoint its final name. Remove older checkpoints, except the `keep` - 1 newest good ones."""
+    """Give a complete checkpoint its final name. Remove older checkpoints, except the newest `keep` - 1 good checkpoints."""
     if final.exists():
         remove_checkpoint(final)  # it is damaged, otherwise this step would not have been trained again
     temporary.rename(final)

@@ -33,7 +33,7 @@ class WriteResults(list[WriteResult]):
 
 
 class ChecksummedWriter(FileSystemWriter):
-    """A DCP writer that syncs each rank's shards to disk. Rank 0 then calls `complete` with the sizes and CRCs of all files."""
+    """A DCP writer that syncs each rank's shards to disk. At the end, rank 0 calls `complete` with all files' sizes and CRCs."""
 
     def __init__(
         self, folder: Path, complete: Callable[[dict[str, tuple[int, int]]], None], *, on_host: bool = False
@@ -114,7 +114,7 @@ class DCPSaver:
                 future.result()
 
     def _writer(self, step: int, consumed: on_disk.Consumed) -> ChecksummedWriter:
-        """Return a writer. When all shards are written, it writes checkpoint.json and gives the checkpoint its final name."""
+        """Return a writer that writes checkpoint.json and gives the checkpoint its final name after all shards are written."""
         if not self.folder.is_dir():  # DCP would create the directory again
             raise NotSaved(
                 f"the checkpoint of step {step} could not be written: the directory {self.folder} was moved or removed"
@@ -154,7 +154,7 @@ class DCPSaver:
 
 
 def staging_options(model: nn.Module) -> StagingOptions:
-    """Return torch's options for copying a model's state to host memory. On CUDA, all copies are issued before any is awaited."""
+    """Return torch's options for copying a model's state to host memory. On CUDA, the copies run asynchronously."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     return StagingOptions(
         # Pinned memory is kept per tensor, and FSDP1 creates new tensors for every state dict.

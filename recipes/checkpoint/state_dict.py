@@ -1,8 +1,8 @@
 """Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors. Load checkpoints with any sharding.
 
 With FSDP1 and tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
-`_UnevenShards` corrects this, but only for parameters. Therefore an optimizer tensor is read by copying it into its parameter and
-reading the parameter. An optimizer tensor is set by setting its parameter and copying the values into the optimizer tensor.
+The class `_UnevenShards` works around this torch bug, but only for parameters. Therefore, to read an optimizer tensor, copy the
+tensor into its parameter and read the parameter. To set an optimizer tensor, set its parameter and copy from the parameter.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ State = dict[str, dict[str, Any]]
 
 
 def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return the state of a model and optimizer, in tensors into which a checkpoint can be loaded. All ranks must call this."""
+    """Return the state of a model and optimizer, in tensors that can load a checkpoint. All ranks must call `get_state`."""
     if patch_if_needed(model):
         return _get_fsdp1_state(model, optimizer)
     model_state, optimizer_state = dcp.get_state_dict(model, optimizer)
@@ -37,7 +37,7 @@ def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
 
 def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Set the state of a model and optimizer. `state` has the form that `get_state` returns. All ranks must call this."""
+    """Set the state of a model and optimizer, given in the form that `get_state` returns. All ranks must call `set_state`."""
     if patch_if_needed(model):
         _set_fsdp1_state(model, optimizer, state)
         return
@@ -52,7 +52,7 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
 
 
 def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into a model and optimizer. All ranks must call this. Raises ConfigError if a tensor does not fit."""
+    """Load a checkpoint into a model and optimizer, as a collective of all ranks. Raises ConfigError if a tensor does not fit."""
     state = get_state(model, optimizer)
     try:
         load(dict(state), storage_reader=FileSystemReader(stored.path))
@@ -65,7 +65,7 @@ def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.O
 
 
 def patch_if_needed(model: nn.Module) -> bool:
-    """Return whether a model combines FSDP1 with tensor parallelism. If so, make its FSDP units use `_UnevenShards`."""
+    """Return whether a model combines FSDP1 with tensor parallelism. Make the units of such a model use `_UnevenShards`."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     for unit in units:
         if type(unit._fsdp_extension) is DTensorExtensions:

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 WARM_UP = 2
-"""Number of first steps without a CUDA graph. They create what a capture cannot create: the optimizer's state, communicators and
-compiled code. The next step is captured."""
+"""Number of steps before the step that is captured as a CUDA graph. The first steps create objects that cannot be created during
+a capture: the optimizer's state, communicators and compiled code."""
 
 
 class Compile(Option):
-    """Base class of the options, which choose the parts of the model that torch.compile compiles."""
+    """Base class of the options. Each option chooses the parts of the model that torch.compile compiles."""
 
     kinds: ClassVar[dict[str, str]] = {
         "eager": "meshrunner.recipes.compile.base:Eager",
@@ -32,7 +32,7 @@ class Compile(Option):
     """Whether anything is compiled."""
 
     cuda_graph: bool = False
-    """Whether to replay the third step as one CUDA graph. Needs a GPU."""
+    """Whether to capture the third step as one CUDA graph and replay the graph in all later steps. Needs a GPU."""
 
     @property
     def is_partitioned(self) -> bool:
@@ -41,7 +41,7 @@ class Compile(Option):
 
     @property
     def records_cuda_graphs(self) -> bool:
-        """Whether compiled code records CUDA graphs. A replayed graph reads and writes the memory addresses that it recorded."""
+        """Whether compiled code records CUDA graphs. A replayed graph reads and writes the recorded memory addresses."""
         return False
 
     @property
@@ -59,13 +59,13 @@ class Compile(Option):
         return None
 
     def configure(self) -> None:
-        """Set process-wide options. Every worker calls this before it compiles anything."""
+        """Set process-wide options. Every worker calls this method before compiling anything."""
 
     def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
-        """Compile a block in place. contains_units: whether the block contains FSDP units, which break its graph."""
+        """Compile a block in place. contains_units: whether the block contains FSDP units, which cause graph breaks."""
 
     def compile_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile a function, such as the cross entropy. Options that do not compile functions return it unchanged."""
+        """Compile a function, such as the cross entropy. Options that do not compile functions return the function unchanged."""
         return function
 
     def compile_model(self, model: nn.Module, *, contains_units: bool) -> None:
@@ -86,7 +86,7 @@ class TorchCompile(Compile):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
     """Inductor's mode, which trades compile time for speed; null: inductor's default."""
     fullgraph: bool | Literal["auto"]
-    """true: a graph break is an error; auto: true, unless the compiled module contains FSDP units, which break its graph."""
+    """true: a graph break is an error; auto: true, unless the compiled module contains FSDP units, which cause graph breaks."""
     allow_buffer_reuse: bool
     """Whether inductor stores new results in the memory of dead tensors, to save memory."""
 
@@ -153,7 +153,7 @@ class PerBlock(TorchCompile):
 
 
 class WholeModel(TorchCompile):
-    """Compilation of the whole model. It becomes one graph, or several graphs if communication breaks it."""
+    """Compilation of the whole model into one graph, or into several graphs if communication causes graph breaks."""
 
     def compile_model(self, model: nn.Module, *, contains_units: bool) -> None:
         model.compile(**self._arguments(contains_units))

@@ -1,7 +1,7 @@
-"""Captures a whole training step as one CUDA graph. The GPU then replays its kernels without waiting for the host to issue each.
+"""Capture a whole training step as one CUDA graph. The GPU then replays the step's kernels without waiting for the host.
 
-A replay uses the memory addresses and the Python numbers of the captured step. Everything that changes between steps is therefore
-a tensor at a fixed address, which is filled before a replay: the batch and the learning rate.
+A replay uses the memory addresses and the Python numbers of the captured step. The batch and the learning rate change between
+steps, so they are tensors at fixed addresses, which are filled before each replay.
 """
 
 import math
@@ -20,13 +20,13 @@ from meshrunner.recipes.data.loader import Batches
 from meshrunner.recipes.errors import ConfigError
 
 Metrics = tuple[Tensor, Tensor, dict[str, Tensor]]
-"""Loss, gradient norm and further metrics of a step, 0-d."""
+"""Loss, gradient norm and further metrics of a step, as 0-d tensors."""
 
 
 class CapturedStep:
     """A training step that is captured after WARM_UP calls, and replayed from then on.
 
-    If the shape of a batch or a setting of the optimizer changes, this step and all later ones run without the graph.
+    After the shape of a batch or a setting of the optimizer has changed, all steps run without the graph.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CapturedStep:
         self._lr.fill_(lr)
         if self._graph is not None and self._captured_with != self._constants(batches):
             warnings.warn(
-                "compile.cuda_graph: the shape of the batch or a setting of the optimizer changed; later steps skip the graph",
+                "compile.cuda_graph: the shape of the batch or a setting of the optimizer changed; the graph is not used again",
                 stacklevel=2,
             )
             self._graph, self._uncaptured = None, math.inf
@@ -67,7 +67,7 @@ class CapturedStep:
         return loss.clone(), grad_norm.clone(), {key: value.clone() for key, value in observed.items()}
 
     def _capture(self, batches: Batches) -> torch.cuda.CUDAGraph:
-        """Capture a step without executing it. Raise ConfigError if it contains work that cannot be captured."""
+        """Capture a step without executing it. Raise ConfigError if the step contains work that cannot be captured."""
         if hasattr(autograd_graph, "set_override_stale_capture_stream"):
             autograd_graph.set_override_stale_capture_stream(True)
         else:
@@ -88,11 +88,11 @@ class CapturedStep:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise ConfigError(f"compile.cuda_graph: the step cannot be captured; use false. {error}") from error
+            raise ConfigError(f"compile.cuda_graph: cannot capture the step; set the key to false. {error}") from error
         return graph
 
     def _constants(self, batches: Batches) -> Any:
-        """Return what a graph holds as constants: the shapes of the batch, and the optimizer's settings but the learning rate."""
+        """Return values that are constants in a graph: the batch's shapes, and the optimizer's settings except learning rate."""
         settings = [
             {key: value for key, value in group.items() if key not in ("params", "lr")}
             for group in self._optimizer.param_groups

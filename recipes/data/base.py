@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The settings of a run on which its data depends."""
+    """The settings that determine a run's data."""
 
     vocab_size: int
-    """Vocabulary size of the model. Every token id must be smaller."""
+    """Vocabulary size of the model. Every token id must be smaller than this size."""
     seq_len: int
     """Input tokens per sequence. Each sequence has seq_len + 1 tokens, because its last token is only a target."""
     seed: int
@@ -30,11 +30,11 @@ class Sequences(Protocol):
     """An endless list of token sequences. Sequence i is the same on every rank, and in every run with the same data and seed."""
 
     def rows(self, first: int, count: int) -> NDArray[np.int64]:
-        """Wait for `count` sequences and return them, [count, seq_len + 1]. Raises RuntimeError if no process packs them."""
+        """Wait for `count` sequences and return them, [count, seq_len + 1]. Raises RuntimeError if packing has stopped."""
 
     def describe(self) -> dict[str, Any]:
-        """Return a description of the data for the run record, as JSON values. Keys include `tokenizer_hash`, `corpus_hash` (of
-        all packed text) and `beginning_hash` (of the first tokens, which are always packed before training begins)."""
+        """Return a description of the data for the run record, as JSON values. Keys include `tokenizer_hash`, `corpus_hash` for
+        all packed text, and `beginning_hash` for the first tokens, which are always packed before training begins."""
 
 
 def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -67,7 +67,7 @@ class Data(Option):
         return False
 
     def produce(self, spec: DataSpec) -> None:
-        """Read, tokenise and pack all data. If this fails, raise the error after recording it for `started` and the workers."""
+        """Read, tokenise and pack all data. Record an error for `started` and the workers before raising it."""
 
     def started(self, spec: DataSpec) -> bool:
         """Return whether enough data is available for training to begin. Raises ConfigError if `produce` recorded an error."""
@@ -75,11 +75,11 @@ class Data(Option):
 
     @abstractmethod
     def open(self, spec: DataSpec) -> Sequences:
-        """Return the sequences to train on. Every worker calls this, after `prepare`."""
+        """Return the sequences to train on. Every worker calls this method after `prepare`."""
 
 
 class Random(Data):
-    """Uniformly random tokens for speed runs. The loss stays at log(vocab_size)."""
+    """Uniformly random tokens for speed runs. The loss on random tokens stays at log(vocab_size)."""
 
     def open(self, spec: DataSpec) -> Sequences:
         return RandomSequences(spec)

@@ -16,7 +16,7 @@ class Loader:
     """Loader of one data-parallel rank. A thread reads the sequences of the next step during the current step.
 
     Step s = 1, 2, ... trains on sequences (s - 1) * global_batch to s * global_batch - 1, cut into `ranks` equal slices. Rank r
-    splits slice r into consecutive micro batches. A run resumed with another global batch size adds `shift` to every index.
+    splits slice r into consecutive micro batches. A run resumed with another global_batch adds `shift` to sequence indices.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Loader:
         self._thread.start()
 
     def next(self) -> Batches:
-        """Return the next step's (tokens, targets) pairs, int64 [micro_batch, seq_len]. Raises the reading thread's error."""
+        """Return the next step's (tokens, targets) pairs, int64 [micro_batch, seq_len]. Raises an error of the reading thread."""
         if self._closed:
             raise RuntimeError("the loader is closed")
         ready = self._ready.get()
@@ -55,7 +55,7 @@ class Loader:
         return micro_batches(rows, self._micro_batch)
 
     def close(self) -> None:
-        """Stop the thread and wait for it at most 1 s. It is a daemon thread, so it cannot keep the process alive longer."""
+        """Stop the thread and wait for it at most 1 s. A daemon thread does not keep the process alive."""
         self._closed = True
         with suppress(Empty):
             self._ready.get_nowait()  # lets a thread that waits for room in the queue continue

@@ -12,10 +12,10 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length, sequence_count
 
 HASHED_TOKENS = 1 << 20
-"""Maximum number of tokens, from the beginning of the data, that `beginning_hash` covers."""
+"""Maximum number of tokens at the beginning of the data that `beginning_hash` covers."""
 PROGRESS_POLL_S = 0.05
 PRODUCER_TIMEOUT_S = 10.0
-"""Seconds that a reader waits for missing tokens while no process holds the lock for packing them. Then the reader fails."""
+"""Seconds that a reader waits for missing tokens if no process is packing tokens. Then the reader fails."""
 
 
 class PackedSequences:
@@ -68,7 +68,7 @@ class PackedSequences:
         }
 
     def _position(self, index: int) -> int:
-        """Return the number k, before shuffling, of sequence `index`, counted over all epochs. Wait until its block is packed."""
+        """Return a sequence's number before shuffling, after its block is packed. index: sequence number over all epochs."""
         length, size = self.spec.seq_len, self.shuffle
         if not self._progress.complete:
             needed = None if size is None else (index // size + 1) * size * length + 1
@@ -84,7 +84,7 @@ class PackedSequences:
         return start + int(self._permutation(epoch, index // size, min(size, n - start))[index - start])
 
     def _wait(self, tokens: int | None) -> None:
-        """Wait until `tokens` tokens (None: all) are packed, then map the file. Raises RuntimeError if no process packs them."""
+        """Wait until `tokens` tokens (None: all) are packed, then map the file. Raises RuntimeError if packing has stopped."""
         idle_since: float | None = None
         while True:
             produced = self.entry.is_locked()  # checked before reading: the writer of the last record holds the lock
@@ -96,8 +96,8 @@ class PackedSequences:
             idle_since = None if produced else idle_since or time.monotonic()
             if idle_since is not None and time.monotonic() - idle_since > PRODUCER_TIMEOUT_S:
                 raise RuntimeError(
-                    f"data: only {progress.tokens:,} tokens are in the cache and no process is adding more. The producer died, "
-                    f"or the files in data.path have changed (cache entry {self.entry.folder}); start the run again"
+                    f"data: only {progress.tokens:,} tokens are cached, and no process packs more. The packing process died, or "
+                    f"the files in data.path have changed (cache entry {self.entry.folder}); start the run again"
                 )
             time.sleep(PROGRESS_POLL_S)
         check_length(progress, self.spec.seq_len)

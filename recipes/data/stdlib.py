@@ -18,7 +18,7 @@ SAMPLE_BYTES = 1_000_000
 
 
 class Stdlib(PackedText):
-    """The default data: Python's help texts and library sources, 12 MB. Packing its 3.5 million tokens takes a few seconds."""
+    """The default data: Python's help texts and library sources, 12 MB. Packing the 3.5 million tokens takes a few seconds."""
 
     background: ClassVar[bool] = False
 
@@ -39,7 +39,7 @@ class Stdlib(PackedText):
         return self._texts(every=max(1, sum(size for _, size in files) // SAMPLE_BYTES))
 
     def _texts(self, every: int) -> Iterator[str]:
-        """Yield the help texts, sorted by topic, then one of every `every` source files, sorted by path."""
+        """Yield the help texts, sorted by topic, then each `every`-th source file, sorted by path."""
         if self.text != "sources":
             topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
             yield from (topics[name] for name in sorted(topics))

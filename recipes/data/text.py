@@ -27,7 +27,7 @@ SAMPLE_CHARACTERS = 8_000_000
 BATCH_CHARACTERS = 256_000
 """Approximate number of characters tokenised in one batch."""
 RECORD_INTERVAL_S = 0.5
-"""Seconds between two updates of progress.json. A process that is killed while packing loses about this much work."""
+"""Seconds between two updates of progress.json. A killed packing process loses at most about this many seconds of work."""
 Position = dict[str, Any]
 """Position from which to continue reading documents, as JSON values. {} is the start."""
 
@@ -41,7 +41,7 @@ class PackedText(Data):
     tokenizer: str | None
     """A sentencepiece .model file; null: train a BPE tokenizer on the text."""
     vocab_size: AutoCount
-    """Vocabulary size of a trained tokenizer; auto: model.vocab_size, at most 32000. A short text may yield a smaller size."""
+    """Vocabulary size of a trained tokenizer (may be smaller for short texts); auto: model.vocab_size, at most 32000."""
     shuffle: Annotated[int | None, whole(None)]
     """Sequences per block. Sequences are shuffled within their block; 1: file order; null: one block with all data."""
 
@@ -51,7 +51,7 @@ class PackedText(Data):
 
     @abstractmethod
     def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """Yield each document after `position`, and the position after it. Raises ConfigError if a document is unreadable."""
+        """Yield each document after `position`, and its end position. Raises ConfigError if a document is unreadable."""
 
     def no_text_message(self) -> str:
         return "data: the source contains no text; choose another source"
@@ -133,7 +133,7 @@ class PackedText(Data):
             )
 
     def _model(self, spec: DataSpec) -> tuple[bytes, str]:
-        """Read or train the tokenizer's model. Return its bytes and the name by which messages refer to it."""
+        """Read or train the tokenizer's model. Return the bytes of the model, and the model's name for messages."""
         if self.tokenizer is not None:
             return tokenizers.read_model(self.tokenizer), f"data.tokenizer: '{self.tokenizer}'"
         first = next(texts := filter(None, self.sample()), None)
@@ -206,8 +206,8 @@ def pack(
 
 
 def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[list[str], int, Position]]:
-    """Group texts into lists of about BATCH_CHARACTERS characters. Yield each list, the number of empty texts that were left out
-    of it, and the position after it."""
+    """Group texts into lists of about BATCH_CHARACTERS characters. Yield each list, the number of empty texts that were skipped,
+    and the position after the list's last text."""
     batch: list[str] = []
     size = empty = 0
     position: Position = {}
@@ -238,6 +238,6 @@ def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
 
 
 def missing_column(column: str, columns: list[str], file: str = "") -> ConfigError:
-    """Return the error for a missing column. file: name of the file, or "" to leave it out of the message."""
+    """Return the error for a missing column. file: name of the file for the message, or "" for no name."""
     hint, where = did_you_mean(column, columns), f" in '{file}'" if file else ""
     return ConfigError(f"data.field: no column '{column}'{where}.{hint} Columns: {', '.join(columns)}")

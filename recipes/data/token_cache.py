@@ -5,7 +5,7 @@
     progress.json     valid length of tokens.bin, checksums, position in the source; replaced atomically, after tokens.bin
     .lock             locked (flock) by the one process that writes the entry
 
-Tokens beyond the number in progress.json are ignored, so a writer may be killed at any time. Entries never expire.
+Tokens beyond the length in progress.json are ignored, so a writer can be killed at any time. Cache entries never expire.
 """
 
 import fcntl
@@ -20,9 +20,9 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import cache_dir, checksum, replace_file
 
 FORMAT = 1
-"""Version of the packing format. It is part of the `identity` of every entry."""
+"""Version of the packing format, which is part of every cache entry's `identity`."""
 ALWAYS_VERIFIED_BYTES = 64 << 20
-"""Largest tokens.bin whose CRC `verify` always checks. This takes 30 ms. `verify` checks larger files only if `thorough`."""
+"""Size in bytes up to which `verify` checks the CRC of tokens.bin (30 ms). Larger files are checked only if `thorough`."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class PackProgress:
     empty: int = 0
     """Number of documents that were left out because their text is empty or null."""
     complete: bool = False
-    """Whether all data is packed. Only then is the length of an epoch known."""
+    """Whether all data is packed. The length of an epoch is unknown until all data is packed."""
     error: str = ""
-    """Error message of the last process that packed text, or "" if it did not fail."""
+    """Error message of the last process that packed text, or "" if that process did not fail."""
     vocab: int = 0
     tokenizer: str = ""
     """SHA-256 of tokenizer.model."""
     corpus: str = ""
-    """Hash of all packed documents. It is a chain: each document is hashed with the previous hash as the key."""
+    """Hash chain over all packed documents: each document is hashed with the previous document's hash as the key."""
     crc: int = 0
     """CRC-32 of all tokens packed so far."""
     state: dict[str, Any] = field(default_factory=dict)
@@ -76,12 +76,12 @@ class CacheEntry:
             return None
 
     def write(self, progress: PackProgress) -> None:
-        """Replace the progress record. Its tokens must already be in tokens.bin."""
+        """Replace the progress record. The recorded tokens must already be in tokens.bin."""
         value = asdict(progress)
         replace_file(self._progress, json.dumps(value | {"checksum": _checksum(value)}).encode())
 
     def verify(self, thorough: bool = False) -> PackProgress | None:
-        """Return the progress record if it matches the files. Else empty the entry and return None. The caller holds the lock."""
+        """Return the progress record if the files match, else empty the entry and return None. The caller holds the lock."""
         progress = self.read()
         with suppress(FileNotFoundError):
             if progress and hashlib.sha256(self.tokenizer.read_bytes()).hexdigest() == progress.tokenizer:
@@ -95,7 +95,7 @@ class CacheEntry:
 
     @contextmanager
     def lock(self, *, wait: bool = True, exclusive: bool = True) -> Iterator[bool]:
-        """Take the lock and yield True, or yield False if the lock is taken and `wait` is false. A dead process holds no lock."""
+        """Take the lock and yield True, or yield False if `wait` is false and another process holds the lock."""
         how = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
         with ExitStack() as stack:
             try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 MAX_AUTO_VOCAB = 32000
-"""Upper limit of the vocabulary if `data.vocab_size` is auto. A few MB of training text are too little for a larger one."""
+"""Upper limit of the vocabulary if `data.vocab_size` is auto. A few MB of text are too little to train a larger vocabulary."""
 MAX_LINE = 2000
 """Maximum characters per line of training text. Longer lines are split, because sentencepiece skips lines over 4192 bytes."""
 
@@ -33,7 +33,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
-    """Train a tokenizer with at most `vocab_size` tokens. Return the bytes of its model file. Equal texts give equal bytes."""
+    """Train a tokenizer with at most `vocab_size` tokens. Return the model file's bytes, which are equal for equal texts."""
     from sentencepiece import SentencePieceTrainer
 
     # Read all texts before training, because sentencepiece would hide an exception raised by `texts`.
@@ -47,7 +47,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
         if "smaller than required_chars" in why:  # "... required_chars. 256 vs 347. Increase ..."
             needed = why.partition(" vs ")[2].partition(".")[0]
             raise ConfigError(
-                f"data: a vocabulary of {vocab_size} is too small: the tokenizer of this text needs at least {needed} "
+                f"data: a vocabulary of {vocab_size} is too small: a tokenizer of this text needs at least {needed} tokens "
                 "(256 bytes and the frequent characters); raise model.vocab_size (or data.vocab_size)"
             ) from None
         raise ConfigError(

@@ -1,5 +1,5 @@
-"""The `loss` group. Its options compute next-token cross entropy from the last hidden state and the output projection.
-The model's forward calls the loss function, so that FSDP has gathered the projection's weight when the loss uses it."""
+"""The `loss` group: options that compute next-token cross entropy from the last hidden state and the output projection.
+The model's forward calls the loss function, so that FSDP has gathered the projection's weight before the loss is computed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class Loss(Option):
-    """Base class of the `loss` options. All compute the same loss. They differ in memory and speed."""
+    """Base class of the `loss` options. All options compute the same loss, but differ in memory and speed."""
 
     kinds: ClassVar[dict[str, str]] = {
         "plain": "meshrunner.recipes.loss.base:PlainLoss",
@@ -34,7 +34,7 @@ class Loss(Option):
     }
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
-        """Return the loss function. This call may modify the projection `output`, so it comes before FSDP wraps the network."""
+        """Return the loss function. Call `install` before FSDP wraps the network, because `install` may modify `output`."""
         return self.function(summed)
 
     @abstractmethod
@@ -50,11 +50,11 @@ class PlainLoss(Loss):
 
 
 class ChunkedLoss(Loss):
-    """Cross entropy computed in chunks of tokens. Backward recomputes the logits, so memory holds the logits of only one chunk.
+    """Cross entropy computed in chunks of tokens. Backward recomputes the logits, so memory holds one chunk's logits at a time.
     The projection's gradient is accumulated over the chunks in fp32 and then reduced over ranks once."""
 
     tokens: Count
-    """Tokens per chunk on one device. A chunk has the same positions, at least one, of all `micro_batch` sequences."""
+    """Tokens per chunk on one device. A chunk takes the same positions of all `micro_batch` sequences, at least one position."""
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         from meshrunner.recipes.loss import chunked

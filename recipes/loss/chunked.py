@@ -17,7 +17,7 @@ SummedLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def takes_chunks(output: nn.Module) -> bool:
-    """Return whether `install` supports `output`. It must be a linear layer without bias, whole or split over the vocabulary."""
+    """Return whether `install` supports `output`: a linear layer without bias, whole or split over the vocabulary."""
     if type(output) is not nn.Linear or output.bias is not None:
         return False
     return not isinstance(output.weight, DTensor) or output.weight.placements == (Shard(0),)
@@ -62,7 +62,7 @@ def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
 
 
 def summed_in_chunks(weight: Tensor, summed: SummedLoss, hidden: Tensor, targets: Tensor, tokens: int) -> Tensor:
-    """Return the sum of the token losses. Forward computes and frees the logits of each chunk; backward computes them again.
+    """Return the sum of the token losses. Forward frees the logits of each chunk, and backward recomputes the logits.
 
     The weight's gradient is accumulated over the chunks in fp32, because bf16 would round every addition.
     weight: [vocab, dim], or this rank's rows of the weight; hidden: [batch, seq, dim]; targets: [batch, seq].

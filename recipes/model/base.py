@@ -43,13 +43,13 @@ class Model(Option):
     }
 
     vocab_size: Annotated[int, whole(at_most=2**24)]
-    """Rows of the embedding table. The tokenizer must not have more tokens than this."""
+    """Rows of the embedding table, at least as many as the tokenizer has tokens."""
     freeze: list[str] = []
     """Patterns of parameter names, such as `tok_embeddings.*`. Parameters that match a pattern are not trained."""
 
     @abstractmethod
     def network(self, seq_len: int) -> Network:
-        """Build the network on torch's default device. `Initialiser` sets the initial values of its parameters later."""
+        """Build the network on torch's default device. `Initialiser` sets the initial values of the parameters later."""
 
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> Flops:
@@ -82,7 +82,7 @@ class Model(Option):
         return [] if expert == 1 else ["parallelism.expert: this model has no experts; use parallelism.expert=1"]
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
-        """Return a message for each width, such as `dim`, that grouped matmuls reject. tensor: devices that split each expert."""
+        """Return a message for each width that grouped matmuls reject, such as `dim`. tensor: tensor-parallel degree."""
         return []
 
     def on(self, device_type: str, *, deterministic: bool = False) -> Self:
@@ -90,14 +90,14 @@ class Model(Option):
         return self
 
     def remarks(self) -> list[str]:
-        """Return a warning for each choice of `on` that costs speed or memory."""
+        """Return a warning for each choice of the method `on` that costs speed or memory."""
         return []
 
     def import_kernels(self) -> None:
-        """Import the packages with kernels that this model uses. Raise ConfigError if one is installed but fails to import."""
+        """Import the packages with kernels that this model uses. Raise ConfigError if an installed package fails to import."""
 
     def resolved(self) -> dict[str, Any]:
-        """Return the values of the keys that `on` resolves, keyed by name."""
+        """Return the values of the keys that the method `on` resolves, keyed by name."""
         return {}
 
     @property
@@ -106,7 +106,7 @@ class Model(Option):
         return 0
 
     def at_depth(self, blocks: int) -> Self | None:
-        """Return a copy with `blocks` blocks, or None if the depth is fixed. All but the first `first_blocks` are alike."""
+        """Return a copy with `blocks` blocks, or None if the depth is fixed. Blocks after the first `first_blocks` are alike."""
         return None
 
     def first(self, blocks: int) -> Self | None:
@@ -114,7 +114,7 @@ class Model(Option):
         return self.at_depth(blocks)
 
     def build(self, seq_len: int) -> Network:
-        """Build the network and freeze parameters. Raise ConfigError if a pattern matches no parameter, or if all are frozen."""
+        """Build the network and freeze parameters. Raise ConfigError if a pattern matches nothing or no parameter is trained."""
         network = self.network(seq_len)
         parameters = dict(network.named_parameters())
         for pattern in self.freeze:

@@ -21,7 +21,7 @@ class RopeScaling(Section):
     low_freq_factor: float = 1.0
     """Wavelengths longer than `original_seq_len / low_freq_factor` are multiplied by `factor`."""
     high_freq_factor: float = 4.0
-    """Wavelengths shorter than `original_seq_len / high_freq_factor` are unchanged. Wavelengths in between are interpolated."""
+    """Wavelengths shorter than `original_seq_len / high_freq_factor` are unchanged; between both limits, interpolated."""
     original_seq_len: Count = 8192
     """Sequence length used in training before the context was extended."""
 
@@ -49,7 +49,7 @@ class Experts(Section):
     normalize: bool = True
     """Whether to divide the weights of a token's experts by the sum of these weights, so that they add up to 1."""
     routing: Literal["router", "balanced"] = "router"
-    """Choice of each token's experts; router: the best scores. balanced: all experts in turn, for measurements of speed."""
+    """Choice of each token's experts. router: those with the best scores; balanced: all experts in turn, to measure speed."""
     route_scale: float = Field(default=1.0, gt=0)
     """Factor by which the weights of a token's experts are multiplied."""
     balance: Literal["bias", "sequence_loss", "none"] = "bias"
@@ -57,10 +57,10 @@ class Experts(Section):
 
     bias: add a bias to the scores when choosing experts. After each step, the bias rises for experts that had too few tokens and
     falls for experts that had too many (Wang et al. 2024). sequence_loss: add an auxiliary loss, computed per sequence, to the
-    training objective (DeepSeek-AI 2024, V3). `train/loss` does not include this loss. none: no balancing.
+    training objective (DeepSeek-AI 2024, V3). `train/loss` excludes the auxiliary loss. none: no balancing.
     """
     balance_rate: float = Field(default=1e-3, gt=0)
-    """balance=bias: change of a bias per step; balance=sequence_loss: weight of the auxiliary loss."""
+    """Change of a bias per step if balance=bias; weight of the auxiliary loss if balance=sequence_loss."""
 
     @model_validator(mode="after")
     def _routable(self) -> Experts:
@@ -91,7 +91,7 @@ class Decoder(Model):
     n_heads: Count
     """Number of query heads."""
     n_kv_heads: Count
-    """Number of key heads, and of value heads. n_heads / n_kv_heads query heads share one key head and one value head."""
+    """Number of key heads and number of value heads. n_heads / n_kv_heads query heads share one key head and one value head."""
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of the feed-forward network."""
     rope_theta: float | None = Field(default=10000.0, gt=0)
@@ -135,11 +135,11 @@ class Decoder(Model):
         """Return 6 x parameters + 12 x layers x heads x head_dim x sequence length (Chowdhery et al. 2022, PaLM, appendix B).
 
         The 6 FLOPs of a weight are 2 in forward, 2 for the gradient of the input and 2 for the weight's gradient (Kaplan et al.
-        2020, section 2.1). A frozen weight needs no gradient. Backward does not reach weights before the first trained one.
+        2020, section 2.1). A frozen weight needs no gradient. Backward does not reach weights before the first trained weight.
 
         The embedding table is looked up, not multiplied, so it counts only if it is also the output projection. The
-        attention term counts the full score matrix, ignoring causality, as torchtitan does. It is added for each weight named
-        `attention.wv`, so a subclass whose network has other names overrides this method.
+        attention term counts the full score matrix, ignoring causality, as torchtitan does. The term is added for each weight
+        named `attention.wv`, so subclasses with other weight names must override this method.
         """
         total, attention, goes_backward = 0, 0, not self.is_frozen("tok_embeddings.weight")
         for name, size in self.weights():
@@ -153,7 +153,7 @@ class Decoder(Model):
         return Flops(total + attention, attention)
 
     def other_flops(self, name: str) -> int:
-        """Return a weight's forward FLOPs per token beyond matmuls and attention, such as those of Mamba-2's recurrence."""
+        """Return a weight's forward FLOPs per token outside matmuls and attention, such as FLOPs of Mamba-2's recurrence."""
         return 0
 
     @property
@@ -168,7 +168,7 @@ class Decoder(Model):
         return sum(p.numel() - network.active_elements(name) for name, p in network.named_parameters())
 
     def split_keys(self) -> list[str]:
-        """Return the keys, such as `n_heads`, that must be multiples of `parallelism.tensor`. Keys of experts are left out."""
+        """Return the keys, such as `n_heads`, that must be multiples of `parallelism.tensor`. Keys of experts are excluded."""
         return ["n_heads", "n_kv_heads"]
 
     def tensor_problems(self, tensor: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Initial weights that do not depend on the parallel layout.
 
 Each parameter has a separate generator, seeded by the run's seed and the parameter's name. A rank draws the full parameter and
-keeps its shard. Therefore all layouts start with bit-identical weights on devices of the same type.
+keeps only its shard. Therefore all layouts start with bit-identical weights on devices of the same type.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ def parameter_seed(seed: int, name: str) -> int:
 
 
 def initial_value(name: str, shape: torch.Size, initial: Initial, seed: int, device: torch.device) -> Tensor:
-    """Draw the full initial value of a parameter, fp32."""
+    """Draw the full initial value of a parameter in fp32."""
     generator = torch.Generator("cpu" if device.type == "meta" else device)
     return initial.draw(shape, generator.manual_seed(parameter_seed(seed, name)), device)
 
@@ -64,7 +64,7 @@ class Initialiser:
         return materialise
 
     def reset_buffers(self) -> None:
-        """Let the network compute its buffers. Its buffers, and other tensors that it creates, are on the device."""
+        """Let the network compute its buffers. All buffers and all tensors that the network creates are on the device."""
         for module in self.network.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.device.type != self.device.type:

@@ -59,7 +59,7 @@ class MoE(Llama):
         if self.dense_layers >= self.n_layers:
             raise PydanticCustomError(
                 "experts",
-                f"dense_layers({self.dense_layers}) leaves none of n_layers({self.n_layers}) for experts; use kind llama",
+                f"dense_layers({self.dense_layers}) leaves no layer of n_layers({self.n_layers}) for experts; use kind llama",
             )
         return self
 

@@ -1,4 +1,4 @@
-"""`Network`, the interface through which parallel layouts wrap, initialise and train a model, and the types it uses."""
+"""`Network`, the interface through which parallel layouts wrap, initialise and train a model, and its types."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Network(nn.Module):
     observed: Mapping[str, Tensor] = MappingProxyType({})
     """Sums of metrics over the forward passes of the current step, 0-d, fp32, keyed by the metrics' names in events.jsonl."""
     loss: LossFunction
-    """The loss function of the `loss` option, set before training. Given targets, `forward` calls it instead of the projection:
+    """The loss function of the `loss` option, set before training. Given targets, `forward` calls `loss`, not the projection:
 
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
-    `output` is the projection module. The `chunked` loss calls this module once per pass if it is a linear layer and the
-    network's attribute `output`, else once per chunk.
+    `output` is the projection module. The `chunked` loss calls the projection once per pass if the projection is a linear
+    layer and the network's attribute `output`. Otherwise, the `chunked` loss calls the projection once per chunk.
     """
 
     @abstractmethod
@@ -46,22 +46,22 @@ class Network(nn.Module):
 
     @abstractmethod
     def block_names(self) -> list[str]:
-        """Return the names of the repeated blocks, in order. By default, these are the modules to wrap, compile or recompute."""
+        """Return the names of the repeated blocks, in order. By default, blocks are the modules to wrap, compile or recompute."""
 
     def initial(self, name: str) -> Initial:
         """Return the distribution from which the initial values of a parameter are drawn."""
-        raise NotImplementedError(f"{type(self).__name__} has no method `initial(name)`: a parameter's initial values")
+        raise NotImplementedError(f"{type(self).__name__} needs a method `initial(name)` for initial parameter values")
 
     def is_stack(self, name: str) -> bool:
         """Whether a parameter is a stack of matrices, [matrices, in, out], each initialised separately."""
         return False
 
     def stays_fp32(self, name: str) -> bool:
-        """Whether forward uses a parameter in fp32 whatever `precision` says. Layouts that cannot mix dtypes ignore this."""
+        """Whether forward uses a parameter in fp32 with any `precision`. Layouts that cannot mix dtypes ignore this method."""
         return False
 
     def exchanged_elements(self, block: int) -> int:
-        """Return how many elements a block sends per token in one all-to-all to its experts, or 0 if the block has no experts."""
+        """Return how many elements one all-to-all to a block's experts sends per token, or 0 if the block has no experts."""
         return 0
 
     def calls(self, name: str) -> int:
@@ -84,7 +84,7 @@ class Network(nn.Module):
         """Tie shared parameters again after `Module.to_empty` has untied them."""
 
     def reset_buffers(self) -> None:
-        """Compute the values of all buffers. Called after the network has left meta, with its device as the default device."""
+        """Compute the values of all buffers. During the call, torch's default device is the network's device."""
 
     def observe(self, key: str, value: Tensor) -> None:
         """Record a metric (0-d) of this forward pass. events.jsonl stores the mean over all passes of a step and all ranks."""
@@ -99,15 +99,15 @@ def network_of(model: nn.Module) -> Network:
 
 
 class Loads:
-    """Counter of this rank's tokens per expert in the current step. No buffer, because DDP overwrites buffers with rank 0's."""
+    """Counter of this rank's tokens per expert in a step. Not a buffer, because DDP overwrites buffers with rank 0's values."""
 
     def __init__(self, bias: Tensor, bias_rate: float) -> None:
         self.bias, self.bias_rate = bias, bias_rate
-        """bias: buffer, [blocks with experts, experts], added to scores when experts are chosen. bias_rate: change per step."""
+        """bias: buffer, [blocks with experts, experts], added to scores to choose experts. bias_rate: bias change per step."""
         self.tokens = torch.zeros(bias.shape, dtype=torch.int64, device=bias.device)
         """Number of tokens that forward passes have routed to each expert in this step, [blocks with experts, experts]."""
         self.groups: tuple[dist.ProcessGroup, ...] = ()
-        """Process groups over which token counts are summed, one per mesh dimension along which the data differ."""
+        """Process groups over which token counts are summed, one group for each mesh dimension along which the data differs."""
         self.expert_ranks = 1
         """Number of expert-parallel ranks. Each rank holds an equal, contiguous range of experts."""
 
@@ -147,7 +147,7 @@ def _violations(tokens: Tensor) -> Tensor:
 
 CUTOFF = 3.0
 TABLE_SIZE = 1024
-"""Number of truncated-normal draws in the table from which `TruncatedNormal` replaces each value beyond `CUTOFF`."""
+"""Number of truncated-normal values in the table. `TruncatedNormal` replaces values beyond `CUTOFF` by values from the table."""
 
 
 class Initial(ABC):

@@ -39,8 +39,8 @@ def stream_placement(sequence_parallel: bool) -> Placement:
 
 
 def matmul_styles(into: Iterable[str], out: str, sequence_parallel: bool, other_inputs: int = 0) -> TensorPlan:
-    """Return styles that split the layers `into`, which read the residual stream, by columns, and the layer `out`, which adds to
-    it, by rows, as in Megatron-LM (Shoeybi et al. 2019). other_inputs: number of the module's further inputs."""
+    """Return styles as in Megatron-LM (Shoeybi et al. 2019): the layers `into`, which read the residual stream, are split by
+    columns, and the layer `out`, which adds to the stream, by rows. other_inputs: number of the module's further inputs."""
     stream = stream_placement(sequence_parallel)
     plan: TensorPlan = {layer: ColwiseParallel() for layer in into}
     plan[out] = RowwiseParallel(output_layouts=stream)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def in_compute_dtype(x: Tensor) -> Tensor:
-    """Return x in the dtype in which blocks compute. Under autocast, that is the dtype to which FSDP would cast parameters."""
+    """Return x in the compute dtype of blocks. Under autocast, FSDP would cast parameters to the same dtype."""
     device_type = x.device.type
     return x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x
 
@@ -45,16 +45,16 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Return SequenceParallel if the sequence is sharded, else no style. Each rank then has the weight's full gradient."""
+        """Return SequenceParallel if the sequence is sharded, else no style. Each rank has the weight's full gradient."""
         from torch.distributed.tensor.parallel import SequenceParallel
 
         return {"": SequenceParallel()} if sequence_parallel else {}
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """Return the angle, in radians per position, by which each pair of elements is rotated: [head_dim / 2], fp32, on the CPU.
+    """Return the rotation angle of each pair of elements, in radians per position: [head_dim / 2], fp32, on the CPU.
 
-    The order of operations is that of transformers' `_compute_llama3_parameters`, because rounding matters. At position 8,000,
+    The order of operations is the same as in transformers' `_compute_llama3_parameters`, for equal rounding. At position 8,000,
     a change in the last bit of a frequency near 1 changes the angle by half a thousandth of a radian.
     """
     freqs = 1.0 / theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
@@ -82,8 +82,8 @@ def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling |
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """Rotate each pair of elements (i, i + head_dim / 2) of a head by the angle of its position (Su et al. 2021), in fp32.
 
-    The transformers library pairs the same elements. Llama's original code pairs adjacent elements. The two conventions
-    differ only in the order of the query and key weights' rows. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
+    The transformers library pairs the same elements. Llama's original code pairs adjacent elements and differs from this code
+    only in the order of rows of the query and key weights. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
     """
     cos, sin = rope.unsqueeze(1).unbind(2)
     swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)
@@ -91,7 +91,7 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def lacks_grouped_kernel(query: Tensor) -> bool:
-    """Whether torch lacks a fused grouped-query attention kernel for `query`. If so, torch would store full score matrices."""
+    """Whether torch lacks a fused grouped-query attention kernel for `query`. torch's fallback stores full score matrices."""
     # Flash and cuDNN attention need 16 bits, and memory-efficient attention needs as many key heads as query heads
     # (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
     return query.is_cuda and query.dtype == torch.float32

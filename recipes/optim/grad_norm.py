@@ -1,5 +1,5 @@
 """The global gradient norm on any mesh, and gradient clipping. torch's `clip_grad_norm_` rejects parameters on different meshes,
-and mixtures of DTensor and Tensor. FSDP1's version reduces over only one mesh dimension."""
+and mixtures of DTensor and Tensor. FSDP1's `clip_grad_norm_` reduces over only one mesh dimension."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -30,9 +30,9 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
     """Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank. All ranks must pass the same parameters.
 
     The norm is accumulated in fp64. The rounding error of an fp32 sum on a CPU (relative error 2e-6) depends on how gradients are
-    sharded. Clipping by such a sum would be the only difference between the results of FSDP1 and FSDP2.
+    sharded. Clipping by an fp32 norm would be the only cause of differences between the results of FSDP1 and FSDP2.
 
-    device: where the all-reduce runs; default: the parameters' device.
+    device: the device of the all-reduce; default: the parameters' device.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:

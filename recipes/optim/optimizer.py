@@ -23,11 +23,11 @@ class Optimizer(Option):
     kinds: ClassVar[dict[str, str]] = {"adamw": "meshrunner.recipes.optim.optimizer:AdamW"}
 
     lr: float = Field(gt=0)
-    """Learning rate before the schedule's factor."""
+    """Base learning rate, before the schedule's factor."""
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can contain the update: learning rate and step count are tensors on the device."""
+        """Whether a CUDA graph can contain the update, with the learning rate and step count as tensors on the device."""
         return False
 
     def state_bytes(self, elements: int, tensors: int) -> int | None:

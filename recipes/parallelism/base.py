@@ -54,11 +54,11 @@ class Parallelism(Option):
     wraps_units: ClassVar[bool] = False
     """Whether each unit of the wrap plan is wrapped and all-gathered separately."""
     checks_units: ClassVar[bool] = False
-    """Whether `check_units` can reject a wrap plan. If so, checking a configuration requires building the model."""
+    """Whether `check_units` can reject a wrap plan, so that checking a configuration requires building the model."""
     autocasts: ClassVar[bool] = False
-    """Whether forward runs under autocast with fp32 parameters. If not, `apply` sets the compute dtype."""
+    """Whether forward runs under autocast with fp32 parameters. Without autocast, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit as often as forward called it (embeddings: never). If false, once per micro batch."""
+    """Whether backward all-gathers a unit other than an embedding once per forward call instead of once per micro batch."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: all devices / (replicate x tensor)."""
@@ -67,7 +67,7 @@ class Parallelism(Option):
     tensor: Count
     """Devices that each matmul is split over."""
     expert: Count = 1
-    """Devices among which the experts of a block are divided. These devices exchange tokens in all-to-alls. `shard` must be a
+    """Devices among which the experts of a block are divided. The devices exchange tokens in all-to-alls. `shard` must be a
     multiple of `expert`, because each expert is sharded over shard / expert devices. 1: a device has a shard of every expert."""
     sequence_parallel: bool
     """Whether to shard the residual stream along the sequence over the `tensor` devices."""
@@ -80,9 +80,9 @@ class Parallelism(Option):
     all units except the last block, which backward needs immediately. A number N: after forward, a device keeps 1/N of the unit.
     auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
-    """When FSDP reduces gradients. reduce: after every micro batch, so a device stores only its shard of the gradients (FSDP2's
-    replicas all-reduce their shards once per step). hold: after the last micro batch, so a device stores unsharded gradients
-    until then (FSDP1: in the compute dtype). `show` prints the bytes of both choices. DDP's gradients are never sharded."""
+    """Time at which FSDP reduces gradients. reduce: after every micro batch, so a device stores only a shard of the gradients
+    (FSDP2's replicas all-reduce shards once per step). hold: after the last micro batch, so a device stores unsharded gradients
+    until then (FSDP1: in the compute dtype). `show` prints the bytes of reduce and hold. DDP never shards gradients."""
 
     @property
     def units_ahead(self) -> int:
@@ -96,7 +96,7 @@ class Parallelism(Option):
 
     @property
     def capturable(self) -> bool:
-        """Whether a step can be captured as a CUDA graph: every step issues the same kernels, and never waits for the device."""
+        """Whether a step can be captured as a CUDA graph, which requires the same kernels in every step and no waiting."""
         return False
 
     @property
@@ -106,11 +106,11 @@ class Parallelism(Option):
 
     @property
     def splits_logits(self) -> bool:
-        """Whether logits are sharded along the vocabulary. If so, forward and backward run under torch's `loss_parallel`."""
+        """Whether logits are sharded along the vocabulary, so that forward and backward use torch's `loss_parallel`."""
         return self.tensor > 1 and self.loss_parallel
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
-        """Return the degrees with `shard: auto` resolved. Raise ConfigError if they are invalid for nodes x workers devices."""
+        """Return the degrees, `shard: auto` resolved. Raise ConfigError if the degrees do not fit nodes x workers devices."""
         world = nodes * workers
         have = f"launch.nodes({nodes}) x launch.workers({workers}) = {world}"
         others = self.replicate * self.tensor
@@ -147,7 +147,7 @@ class Parallelism(Option):
         return []
 
     def untraceable(self) -> str | None:
-        """Return the reason why a step cannot be traced on the meta device, or None if it can be."""
+        """Return the reason why a step cannot be traced on the meta device, or None if tracing is possible."""
         return None
 
     def check_units(self, network: Network, plan: WrapPlan) -> None:
@@ -157,8 +157,8 @@ class Parallelism(Option):
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
-        """Distribute a network, already split over `tensor` or `expert` devices, over the mesh's data-parallel dimensions. Move
-        it from meta to the device, and initialise it. Return the model to train: the network or its wrapper."""
+        """Distribute a network over the mesh's data-parallel dimensions, after tensor or expert parallelism has split it. Move
+        the network from meta to the device, and initialise it. Return the model to train: the network or its wrapper."""
 
     def mixes_dtypes(self) -> bool:
         """Return whether some parameters can be used in fp32 and others in a lower precision. See `Network.stays_fp32`."""
@@ -177,11 +177,11 @@ class Parallelism(Option):
         return torch.autocast(device_type, precision.param_dtype)
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        """Set whether the next micro batch reduces gradients. Return the context to run it in. last: whether it is the last."""
+        """Set whether the next micro batch reduces gradients, and return a context to run it in. last: whether it is the last."""
         return nullcontext()
 
     def after_step(self, model: nn.Module) -> dict[str, float]:
-        """Return further metrics of the optimizer step that has just ended. The keys are the same in every step."""
+        """Return further metrics of the optimizer step that has just ended, with the same keys in every step."""
         return {}
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
@@ -212,8 +212,8 @@ class Parallelism(Option):
     def shard_groups(
         self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]
     ) -> tuple[ProcessGroup, ...]:
-        """Return the process groups whose ranks hold different shards of a parameter of the model that `apply` returned. split:
-        names of the parameters that tensor parallelism split."""
+        """Return the process groups whose ranks hold different shards of a parameter of the distributed model.
+        split: names of the parameters that tensor parallelism has split."""
         from torch.distributed.tensor import DTensor
 
         if not isinstance(parameter, DTensor):

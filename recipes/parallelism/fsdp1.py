@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class FSDP1(Parallelism):
-    """FSDP1 with the units and parallel degrees of `fsdp2`. Units that are resharded after forward use FULL_SHARD, others use
-    SHARD_GRAD_OP. With `replicate` above 1, units use HYBRID_SHARD and _HYBRID_SHARD_ZERO2 instead."""
+    """FSDP1 with the units and parallel degrees of `fsdp2`. Units that are resharded after forward use FULL_SHARD. Other units
+    use SHARD_GRAD_OP. With `replicate` above 1, units use HYBRID_SHARD and _HYBRID_SHARD_ZERO2 instead."""
 
     wraps_units: ClassVar[bool] = True
 
     backward_prefetch: Literal["pre", "post", "none"]
-    """When backward all-gathers the next unit. pre: before the current unit's gradients are computed (more overlap, more memory);
-    post: after they are computed; none: when backward needs the unit."""
+    """Time of the next unit's all-gather in backward. pre: before the current unit's gradients are computed (more overlap, more
+    memory); post: after the gradients are computed; none: when backward needs the unit."""
     forward_prefetch: bool
     """Whether to all-gather the next unit before the current unit's forward starts."""
     limit_all_gathers: bool

@@ -28,7 +28,7 @@ NCCL_BUFFERS = ("process_group", "symmetric")
 
 
 class FSDP2(Parallelism):
-    """A model sharded over `shard` devices. With `replicate` above 1, there are `replicate` such sharded models (HSDP)."""
+    """A model sharded over `shard` devices. With `replicate` above 1, there are `replicate` sharded copies (HSDP)."""
 
     wraps_units: ClassVar[bool] = True
     gathers_per_call: ClassVar[bool] = True
@@ -36,7 +36,7 @@ class FSDP2(Parallelism):
     prefetch: Annotated[int, whole(at_least=0)]
     """Number of units that are all-gathered ahead of the current unit. 0: torch's default, one unit."""
     cpu_offload: bool
-    """Whether to store sharded parameters, gradients and optimizer state in host memory. The optimizer then runs on the CPU."""
+    """Whether to store sharded parameters, gradients and optimizer state in host memory, and run the optimizer on the CPU."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
     """Memory for communication buffers. dynamic: torch allocates a buffer for each collective. max_pool, scheduled: each unit has
     a buffer at a fixed address. process_group, symmetric: NCCL allocates the buffers."""
@@ -72,7 +72,7 @@ class FSDP2(Parallelism):
 
             if not hasattr(FSDPModule, "set_symm_mem_for_comm"):  # torch 2.11
                 found.append(
-                    "parallelism.buffers: FSDP2 in this torch does not support symmetric; use dynamic, max_pool or scheduled"
+                    "parallelism.buffers: this torch's FSDP2 has no symmetric buffers; use dynamic, max_pool or scheduled"
                 )
         return found
 
@@ -132,7 +132,7 @@ class FSDP2(Parallelism):
         return model
 
     def _own_dtypes(self, network: Network) -> dict[str, Any]:
-        """Return the MixedPrecisionPolicy argument that keeps parameters in fp32; {} if none needs it or torch lacks it."""
+        """Return the MixedPrecisionPolicy argument that keeps parameters in fp32; {} if unneeded or unsupported."""
         fp32 = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
         if not fp32 or not self.mixes_dtypes():
             return {}

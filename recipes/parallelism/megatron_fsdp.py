@@ -1,7 +1,7 @@
 """Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp, which can keep communication buffers in pools.
 
 The package joins several parameters in a bucket and cuts the bucket into equal shards. A cut can lie within a parameter, so ranks
-can hold different numbers of the parameter's rows. torch's own functions must not gather such DTensors.
+can hold different numbers of the parameter's rows. torch's own functions must not gather DTensors with unequal shards.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MegatronFSDP(Parallelism):
         except PackageNotFoundError:
             problem = "it is not installed"
         if problem:
-            return f"parallelism: megatron_fsdp needs megatron-fsdp {OLDEST}, {problem}; pip install 'meshrunner[megatron]'"
+            return f"parallelism: megatron_fsdp needs megatron-fsdp {OLDEST}, but {problem}; pip install 'meshrunner[megatron]'"
         if self.nccl_registration and find_spec("megatron") is None and find_spec("apex") is None:
             return (
                 "parallelism.nccl_registration: NCCL registration needs Megatron-Core or Apex, and neither is installed; "
@@ -91,7 +91,7 @@ class MegatronFSDP(Parallelism):
         return True
 
     def untraceable(self) -> str | None:
-        return "parallelism=megatron_fsdp is a package of its own, which runs only on a GPU"
+        return "parallelism=megatron_fsdp uses a separate package, which runs only on a GPU"
 
     def check_units(self, network: Network, plan: WrapPlan) -> None:
         unit_classes(network, plan, self.zero, self.double_buffer)
@@ -163,9 +163,9 @@ class MegatronFSDP(Parallelism):
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
         """Return approximately how many bytes are gathered and reduced for one unit in one step.
 
-        With `zero` 1 and 2, the estimate is too high for the unit that is called last: it is gathered once, not twice. The
+        With `zero` 1 and 2, the estimate is too high for the last unit, because that unit is gathered once, not twice. The
         estimate can be too low, because it ignores the padding of buckets and the larger size of parameters that stay in fp32.
-        With `zero` 3, it also ignores prefetches that are never used, after a unit that is called several times.
+        With `zero` 3, the estimate also ignores unused prefetches after a unit that is called several times.
         """
         reduced = unit.trained * {"auto": precision.reduce_bytes, "fp32": 4, "bf16": 2}[self.grad_comm]
         if self.zero == 0 or degrees.shard == 1:
@@ -181,7 +181,7 @@ class MegatronFSDP(Parallelism):
         return Traffic(gathered, reduced * (micro_batches if self.zero >= 2 else 1))
 
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
-        """Return a unit's approximate numbers of elements. `weights` includes fp32 master weights if compute is not in fp32."""
+        """Return the approximate numbers of stored elements. `weights` includes fp32 master weights if compute is not in fp32."""
         compute, gradients, trained = (
             -(-count // (degrees.shard if self.zero >= stage else 1))
             for stage, count in ((3, unit.trained + unit.frozen), (2, unit.trained), (1, unit.trained))
@@ -207,7 +207,7 @@ def without_update(optimizer: Optimizer) -> Iterator[None]:
 
 
 def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str) -> list[type[nn.Module]]:
-    """Return the classes whose modules megatron-fsdp makes units. Raise ConfigError if the package cannot apply the wrap plan."""
+    """Return the classes of the modules that become units. Raise ConfigError if megatron-fsdp cannot apply the wrap plan."""
     for name, unit in plan.items():
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
             units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"
@@ -218,7 +218,7 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
     if not units and (zero == 3 or double_buffer != "none"):
         raise ConfigError(
             f"wrap: megatron_fsdp with zero={zero} and double_buffer={double_buffer} needs a "
-            f"{'resharded ' * (zero == 3)}unit besides the root, and there is none; use wrap=blocks"
+            f"{'resharded ' * (zero == 3)}unit besides the root, but there is none; use wrap=blocks"
         )
     repeated = [name for name in plan if name in units and network.calls(name) > 1]
     if repeated and double_buffer != "none":
@@ -231,13 +231,13 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
         around = [unit for unit in units if name.startswith(f"{unit}.")]
         if around and name in plan:
             raise ConfigError(
-                f"wrap: '{name}' cannot be a unit inside '{around[0]}', which megatron_fsdp gathers whole; use wrap=blocks"
+                f"wrap: '{name}' cannot be a unit inside '{around[0]}', which megatron_fsdp gathers as a whole; use wrap=blocks"
             )
         alike = [unit for kind, unit in classes.items() if isinstance(module, kind)]
         if alike and not around and name not in units:
             raise ConfigError(
                 f"wrap: '{alike[0]}' and '{name}' are both {type(module).__name__}, but wrap makes only '{alike[0]}' a resharded "
-                "unit. megatron_fsdp selects units by class, so it cannot tell them apart; use wrap=blocks, or parallelism=fsdp2"
+                "unit. megatron_fsdp can select units only by class; use wrap=blocks, or parallelism=fsdp2"
             )
     return list(classes)
 
@@ -247,7 +247,7 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
     """Let megatron-fsdp allocate the parameters of a meta-device network within this context, without initialising them.
 
     If `unit_by_unit` is true, the package allocates one module at a time, so a device never holds more than one unsharded unit.
-    The package then calls the module's `reset_parameters`. Within the context, this method only ties shared parameters.
+    The package then calls the module's `reset_parameters`. Within the context, `reset_parameters` only ties shared parameters.
     If `unit_by_unit` is false (`zero` 0), the whole network is allocated before the context begins.
     """
     if not unit_by_unit:
@@ -277,7 +277,7 @@ def materialised(network: Network, device: torch.device, *, unit_by_unit: bool) 
 
 
 def initialise(wrapped: Any, initialiser: Initialiser) -> None:
-    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse would round the masters."""
+    """Initialise the fp32 master weights, then copy them to the compute parameters. The reverse order would round the weights."""
     import torch
 
     with torch.no_grad():

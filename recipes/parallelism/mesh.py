@@ -27,7 +27,7 @@ def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
 
 
 def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
-    """Build the mesh: `replicate` outermost (across nodes), `tensor` innermost (adjacent devices, the fastest links)."""
+    """Build the mesh. `replicate` is outermost (across nodes), and `tensor` innermost (adjacent devices, the fastest links)."""
     return named_mesh(device_type, mesh_dims(degrees))
 
 
@@ -49,7 +49,7 @@ def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """Return groups of ranks with different tokens. A sum over one group after the other counts every token exactly once."""
+    """Return groups of ranks with different tokens. Summing over all groups in turn counts every token exactly once."""
     names = mesh.mesh_dim_names or ()
     return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """A parameter's part on the device with the largest part, after tensor and expert parallelism but before FSDP shards it."""
+    """The largest part of a parameter that one device holds after tensor and expert parallelism, before FSDP shards the part."""
 
     shape: tuple[int, ...]
     trained: bool
     is_stack: bool = False
-    """Whether the parameter is a stack of one matrix per expert. If so, `shape[0]` is the number of experts on one device."""
+    """Whether the parameter is a stack of one matrix per expert. `shape[0]` of a stack is the number of experts on one device."""
 
     @property
     def numel(self) -> int:
@@ -40,7 +40,7 @@ class UnitParameters(NamedTuple):
     """Number of times that the unit is called per forward pass."""
 
     def of(self, *, is_stack: bool) -> UnitParameters:
-        """Return a copy with only the stacks of expert matrices, or, if `is_stack` is false, with only the other parameters."""
+        """Return a copy with only the stacks of expert matrices if `is_stack` is true, else with only the other parameters."""
         return self._replace(parameters=tuple(each for each in self.parameters if each.is_stack == is_stack))
 
     @property
@@ -65,7 +65,7 @@ class Traffic(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Numbers of fp32 elements of one unit that the device with the largest shards stores between steps."""
+    """Numbers of a unit's fp32 elements that a device stores between steps, for the device with the largest shards."""
 
     weights: int
     gradients: int
@@ -99,7 +99,7 @@ def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int 
 
 
 def _split_dims(network: Network) -> dict[str, int]:
-    """Return the dimension that tensor parallelism splits in each parameter. Tables are [rows, width], weights [out, in]."""
+    """Return the dimension that tensor parallelism splits in each parameter. Tables: [rows, width]; weights: [out, in]."""
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

@@ -1,4 +1,4 @@
-"""The `wrap` group: policies that choose the FSDP units, the modules that FSDP gathers as a whole.
+"""The `wrap` group: policies that choose the FSDP units (modules that FSDP gathers as a whole).
 
 A policy lists all units in a wrap plan before any module is wrapped, so the plan can be printed and checked first (an idea from
 PyTorch pull request #104346). A plan is the same for all kinds of data parallelism, so FSDP1 and FSDP2 get the same units.
@@ -30,9 +30,9 @@ class Unit:
     """Settings of one FSDP unit."""
 
     reshard_after_forward: bool | int
-    """True: free the unsharded parameters after forward. False: keep them. A number: reshard them over that many devices."""
+    """True: free the unsharded parameters after forward. False: keep the parameters. N: reshard the parameters over N devices."""
     lookup: bool = False
-    """Whether the unit is an embedding outside the blocks. FSDP2 does not gather it in backward, which needs no table."""
+    """Whether the unit is an embedding outside the blocks, which FSDP2 does not gather in backward."""
 
 
 WrapPlan = dict[str, Unit]
@@ -50,14 +50,14 @@ class Wrap(Option):
     }
 
     needs_network: ClassVar[bool] = False
-    """Whether the plan depends on module names or sizes. If so, a configuration can be checked only after the model is built."""
+    """Whether the plan depends on module names or sizes, so that a configuration is checked only after the model is built."""
 
     @abstractmethod
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        """Return `reshard_after_forward` of each unit but the root, in `named_modules` order. None: the default applies."""
+        """Return `reshard_after_forward` of each unit except the root, in `named_modules` order. None: the default applies."""
 
     def remarks(self, network: Network, plan: WrapPlan, kind: str) -> list[str]:
-        """Return a sentence for each detail of a plan that is valid but may be unintended. kind: `parallelism.kind`."""
+        """Return a sentence for each valid but possibly unintended detail of a plan. kind: `parallelism.kind`."""
         found = []
         for name, parameters in unit_parameters(network, plan).items() if kind == "fsdp1" else ():
             frozen = sum(p.numel() for p in parameters.values() if not p.requires_grad)
@@ -69,7 +69,7 @@ class Wrap(Option):
         return found
 
     def plan(self, network: Network, reshard: Reshard) -> WrapPlan:
-        """Return the wrap plan of a meta-device network. reshard: `reshard_after_forward` of units for which `units` has None."""
+        """Return the wrap plan of a meta-device network. reshard: default of `reshard_after_forward`."""
         from torch import nn
 
         units = {name: own or reshard for name, own in self.units(network).items()}
@@ -95,8 +95,8 @@ class Blocks(Wrap):
     """
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        """Choose the blocks, and the outermost other modules that have a matrix. A module that contains a block or shares
-        parameters with outside modules is no unit."""
+        """Choose the blocks and, outside the blocks, the outermost modules that have a matrix. A module that contains a block or
+        shares parameters with outside modules is not a unit."""
         blocks, shared = network.block_names(), parameters_shared_outside(network)
         around_blocks = {parent for name in blocks for parent in accumulate(name.split(".")[:-1], "{}.{}".format)}
         found: dict[str, Reshard | None] = {}
@@ -118,7 +118,7 @@ class RootOnly(Wrap):
 
 
 class Size(Wrap):
-    """Units are the smallest modules with at least `min_parameters` parameters. Parameters of inner units do not count."""
+    """Units are the smallest modules with at least `min_parameters` parameters outside other units."""
 
     needs_network: ClassVar[bool] = True
     min_parameters: Count
@@ -160,14 +160,14 @@ class Rule(Section):
 
 
 class Rules(Wrap):
-    """Units chosen by rules. The first rule that matches a module decides. A rule that decides for no module is an error."""
+    """Units chosen by rules. The first rule that matches a module applies. A rule that applies to no module is an error."""
 
     needs_network: ClassVar[bool] = True
     rules: list[Rule]
     """The rules in order. A rule is {match: PATTERN_OR_CLASS}. Optional keys: reshard_after_forward (always, never, except_last
-    or a number; null: as in parallelism) and wrap (false: the module is no unit). For example
+    or a number; null: as in parallelism) and wrap (false: not a unit). For example
     [{match: layers.*.attention, reshard_after_forward: never}, {match: Block}, {match: "*", wrap: false}]. The first rule
-    that matches a module decides. A module that no rule matches belongs to the unit around it."""
+    that matches a module applies. A module that no rule matches belongs to the unit around it."""
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
         decided = self._first_matches(network)
@@ -176,7 +176,7 @@ class Rules(Wrap):
                 modules = ", ".join(sorted({type(module).__name__ for module in network.modules()}))
                 raise ConfigError(
                     f"wrap.rules[{number}]: '{rule.match}' matches no module, or only modules that earlier rules match. "
-                    f"Classes: {modules}; names such as {network.block_names()[0]}"
+                    f"Classes: {modules}; names look like {network.block_names()[0]}"
                 )
         return {name: self.rules[i].reshard_after_forward for name, i in decided.items() if self.rules[i].wrap}
 
@@ -215,7 +215,7 @@ def check_units(network: Network, names: Iterable[str]) -> None:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Return whether a module implements forward. Every unit needs one: FSDP gathers a unit when its forward is called."""
+    """Return whether a module implements forward. Every unit needs a forward, because FSDP gathers a unit in its forward."""
     from torch import nn
 
     return type(module).forward is not nn.Module.forward

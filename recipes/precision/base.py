@@ -30,7 +30,7 @@ class Precision(Option):
         "float8": "meshrunner.recipes.precision.base:Float8",
     }
     compute: ClassVar[str] = "fp32"
-    """dtype of the matmuls. MFU is relative to the device's peak FLOP/s in this dtype."""
+    """dtype of the matmuls. MFU is relative to the device's peak FLOP/s in the matmul dtype."""
 
     @property
     def fp32_matmul(self) -> Literal["highest", "high"]:
@@ -48,7 +48,7 @@ class Precision(Option):
         return False
 
     def on(self, device_type: str) -> Precision:
-        """Return the precision on `cpu` or `cuda` devices: this option, unless it is `auto` (fp32 on `cpu`, bf16 on `cuda`)."""
+        """Return this option, or the precision that `auto` chooses (fp32 on `cpu` devices, bf16 on `cuda` devices)."""
         return self
 
     def convert(self, network: Network) -> None:
@@ -96,8 +96,8 @@ class FP32(Precision):
 
 class BF16(Precision):
     """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32.
-    `parallelism=single` and `ddp` keep fp32 parameters and use autocast. The residual stream and the norms are in bf16, as under
-    FSDP."""
+    `parallelism=single` and `ddp` keep fp32 parameters and use autocast. The residual stream and the norms are in bf16 with any
+    parallelism."""
 
     compute: ClassVar[str] = "bf16"
 
@@ -127,7 +127,7 @@ class Float8(BF16):
     scaling: Literal["tensorwise", "rowwise"]
     """One scale per tensor (fastest) or per row (more accurate)."""
     all_gather: bool
-    """Whether to all-gather weights in float8 instead of bf16, which halves the bytes. Needs FSDP2 and tensorwise scaling."""
+    """Whether to all-gather weights in float8 instead of bf16, which halves the traffic. Needs FSDP2 and tensorwise scaling."""
     skip: list[str]
     """Patterns for the names of linear layers that stay in bf16."""
     emulate: bool
@@ -163,7 +163,7 @@ class Float8(BF16):
             return None
         return (
             f"precision: float8 with scaling={self.scaling} needs compute capability {needed[0]}.{needed[1]}, "
-            f"this GPU has {has[0]}.{has[1]}; use precision=bf16"
+            f"but this GPU has {has[0]}.{has[1]}; use precision=bf16"
         )
 
     def convert(self, network: Network) -> None:
@@ -194,7 +194,7 @@ class Float8(BF16):
 
 
 class AutoPrecision(Precision):
-    """bf16 on CUDA, fp32 on CPU. The choice is made on the machine that executes the run, and environment.json records it."""
+    """bf16 on CUDA, fp32 on CPU. The choice depends on the machine that executes the run, and is recorded in environment.json."""
 
     def on(self, device_type: str) -> Precision:
         return BF16(kind="bf16") if device_type == "cuda" else FP32(kind="fp32")

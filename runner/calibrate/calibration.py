@@ -1,6 +1,6 @@
 """Calibrates a device: fits the constants in its `hardware` section so that predicted speeds match measured runs.
 
-Repeats of a combination of settings count as one run. Each prediction error is computed with constants fitted to the other runs.
+Repeated runs with equal settings count as one run. A run's prediction error is computed with constants fitted to the other runs.
 """
 
 import math
@@ -30,13 +30,13 @@ SPEED_OF_CPU = {
     "collective_s": 3e-4,
     "jitter": 0.05,
 }
-"""Initial constants of a CPU for the fit. The initial matmul rate is ROUGH x the rate that the runs measured."""
+"""Constants of a CPU from which the fit starts. The matmul rate starts at ROUGH x the rate that the runs measured."""
 DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
-"""Data-sheet rates of a GPU. They must be equal in all runs, because fitted constants are fractions of these rates."""
+"""Rates in a GPU's data sheet. All runs must have the same data-sheet rates, because the fit finds fractions of these rates."""
 COMPUTE = figure_of("perf/compute_step_time_s")
 FEWEST = 2
 ROUGH = 0.7
-"""Guessed ratio of the matmul rate within a model to the rate of matmuls alone. The fit starts from this guess."""
+"""Guess from which the fit of a CPU starts: (matmul rate within a model) / (rate of matmuls alone)."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Calibration:
 
 
 def calibrate_device(folders: Sequence[Path]) -> Calibration:
-    """Fit a device's constants to all runs in `folders`. Raise ConfigError if fewer than FEWEST are usable or devices differ."""
+    """Fit a device's constants to runs in `folders`. Raise ConfigError if fewer than FEWEST runs are usable or devices differ."""
     from meshrunner.runner.predict import trace_workload  # imports torch
 
     comparison = compare_runs(read_runs(folders))
@@ -104,7 +104,7 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
     _check_enough(len(runs), left_out)
     fitted = fit(hardware, runs)
     errors = leave_one_out_errors(hardware, runs, fitted)
-    # Round up, so that the stated error is never smaller than an observed one.
+    # Round up, so that the stated error is never smaller than an observed error.
     calibrated = Calibrated(runs=len(runs), error_pct=math.ceil(10 * max(map(abs, errors))) / 10)
     after = fitted.hardware.model_copy(update={"calibrated": calibrated})
     return Calibration(runs, errors, left_out, hardware, after, fitted)
@@ -113,18 +113,18 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
 class _Candidate(NamedTuple):
     name: str
     wps: float
-    """Measured words per second and device; 0 if unknown, as it may be for an emulated rank."""
+    """Measured words (tokens) per second per device; 0 if unknown, which is possible for an emulated rank."""
     compute_s: float | None
     """Measured seconds per step of an emulated rank, without communication; None if all ranks ran."""
     experiment: Experiment
     device: ExpectedDevices
-    """Device of the run. A CPU's name includes the number of threads per worker, because its rates depend on that number."""
+    """Device of the run. A CPU's name includes the number of threads per worker, because a CPU's rates depend on that number."""
     matmul_rate: dict[str, float]
-    """Initial matmul rate of a CPU, such as {'fp32_tflops': 0.4}: ROUGH x the rate that the run measured. Empty for a GPU."""
+    """Matmul rate from which the fit of a CPU starts, such as {'fp32_tflops': 0.4}: ROUGH x measured rate. Empty for a GPU."""
 
 
 def _candidate(name: str, row: Row) -> _Candidate:
-    """Return a combination of settings with its measured speed and device. Raise ConfigError if it cannot be used for a fit."""
+    """Return a combination of settings with its speed and device. Raise ConfigError if the fit cannot use the run."""
     found = row.figures if row.completed else {}
     wps, compute_s = found.get(WPS.summary_keys[0]) or 0.0, found.get(COMPUTE.summary_keys[0])
     if (compute_s or wps) <= 0:
@@ -133,7 +133,7 @@ def _candidate(name: str, row: Row) -> _Candidate:
     environment, summary = run.environment, run.summary
     workers, threads, device_type = environment.workers, environment.threads, environment.device_type
     if workers is None or threads is None or device_type is None or summary.device is None:
-        raise ConfigError("its records do not name the devices it used")
+        raise ConfigError("the records of the run do not name its devices")
     experiment = check(with_value(run.config, "launch.workers", workers)).on(device_type)
     consistency.fit(experiment, workers)
     if reason := experiment.parallelism.untraceable():
@@ -141,7 +141,7 @@ def _candidate(name: str, row: Row) -> _Candidate:
     if device_type == "cpu":
         tflops, rate = summary.peak_tflops, summary.peak_rate
         if not tflops or tflops < 0 or rate not in ("fp32", "bf16"):
-            raise ConfigError("the matmul rate of its processor was not measured")
+            raise ConfigError("the run did not measure the matmul rate of its CPU")
         device_name = f"{summary.device}, {threads} thread{'s' * (threads > 1)} per worker"
         device = ExpectedDevices("cpu", None, device_name, 0.0, workers)
         return _Candidate(name, wps, compute_s, experiment, device, {f"{rate}_tflops": ROUGH * tflops})
@@ -157,7 +157,7 @@ def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
         many = counted(combinations, "combination")
         raise ConfigError(
-            f"calibrate: {many} with a measured speed, but at least {FEWEST} are needed{':' if reasons else ''}{reasons}"
+            f"calibrate: found {many} with a measured speed, but at least {FEWEST} are needed{':' if reasons else ''}{reasons}"
         )
 
 
@@ -176,13 +176,13 @@ def _device(candidates: Sequence[_Candidate]) -> GPU | CPU:
     for key in DATA_SHEET:
         if any(getattr(each, key) != getattr(first, key) for each in others):
             raise ConfigError(
-                f"calibrate: the runs have different values of hardware.{key}. Pass only runs with the same value"
+                f"calibrate: the runs have different values of hardware.{key}. Pass only runs with equal hardware.{key}"
             )
     return first
 
 
 def as_yaml(calibration: Calibration) -> str:
-    """Return the text of a `hardware` file. Round numbers to four significant digits, because the fit is less precise."""
+    """Return the text of a `hardware` file. Round numbers to four significant digits, because further digits are noise."""
     import yaml
 
     def rounded(value: Any) -> Any:

@@ -1,8 +1,8 @@
 """Fits the constants of a device, such as its matmul efficiency, so that predicted speeds match measured runs.
 
-A run's speed is predicted by replaying its trace (the operators and collectives of a step) with the device's constants. The fit
-is the maximum a posteriori estimate, found by `scipy.optimize.least_squares`. Each constant has a log-normal prior around its
-value before the fit. Measured speeds have log-normal noise. A constant that affects no run keeps its value.
+To predict a run's speed, the fit replays a trace of the run's operators and collectives with the device's constants. The result
+is the maximum a posteriori estimate of the constants. Each constant has a log-normal prior around its value before the fit.
+Measured speeds are assumed to have log-normal noise. A constant that affects no run keeps its value.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from meshrunner.runner.predict import Workload
 
 NOISE_OF_GPU, NOISE_OF_CPU = 0.02, 0.05
-"""Assumed standard deviation of log(predicted speed / measured speed). It covers measurement noise and prediction errors."""
+"""Assumed standard deviation of log(predicted speed / measured speed), due to measurement noise and prediction errors."""
 
 
 class FittedConstant(NamedTuple):
-    """A constant in the `hardware` section (class GPU or CPU) that the fit may change."""
+    """Constant in the `hardware` section of a GPU or CPU that the fit may change."""
 
     key: str
-    """Key within the section, such as efficiency.matmul."""
+    """Key within the `hardware` section, such as efficiency.matmul."""
     unknown: float
     """Uncertainty before the fit: the standard deviation of the constant's logarithm."""
     most: float = math.inf
@@ -53,7 +53,7 @@ OF_CPU = (
     FittedConstant("speed.collective_s", 1.0),
     FittedConstant("speed.jitter", 1.0),
 )
-"""Constants to fit. The first two must be matmul speed and memory bandwidth, from which `fit` computes `ratio_unknown`."""
+"""Constants to fit. Matmul speed and memory bandwidth must be first, because `fit` computes `ratio_unknown` from these two."""
 TOLD_APART = 0.5
 """Largest `Fitted.ratio_unknown` at which the runs suffice to fit matmul speed and memory bandwidth separately."""
 
@@ -64,7 +64,7 @@ class MeasuredRun(NamedTuple):
     name: str
     workload: Workload
     wps: float
-    """Measured words per second and device."""
+    """Measured words (tokens) per second per device."""
 
     def error_pct(self, hardware: GPU | CPU) -> float:
         """Return the percentage by which the speed predicted for a device exceeds the measured speed."""
@@ -77,9 +77,9 @@ class Fitted(NamedTuple):
     hardware: GPU | CPU
     """Device with the fitted constants."""
     unknown: dict[str, float]
-    """Remaining uncertainty, keyed by constant: (standard deviation of its logarithm after the fit) / (before the fit)."""
+    """Remaining uncertainty, keyed by constant: standard deviation of the constant's logarithm after the fit / before the fit."""
     ratio_unknown: float
-    """Remaining share of the uncertainty of (matmul speed / memory bandwidth), on which predicted gains of compiling depend."""
+    """Remaining fraction of the uncertainty of matmul speed / memory bandwidth, a ratio that decides the gain of compiling."""
 
     @property
     def tells_apart(self) -> bool:
@@ -88,7 +88,7 @@ class Fitted(NamedTuple):
 
 
 def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None = None) -> Fitted:
-    """Fit a device's constants. near: start of the search; None: `hardware`. Raise ConfigError if a run needs an unknown rate."""
+    """Fit a device's constants, starting from `near` (default: `hardware`). Raise ConfigError if a run needs an unknown rate."""
     noise = NOISE_OF_GPU if isinstance(hardware, GPU) else NOISE_OF_CPU
     constants = constants_of(hardware)
     priors = np.array([each.unknown for each in constants])
@@ -97,7 +97,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
         return scaled(hardware, {each.key: math.exp(x) for each, x in zip(constants, logarithms, strict=True)})
 
     def residuals(logarithms: Any) -> Any:
-        """Return an array [runs + constants], in standard deviations: log(predicted / measured speed), then log(factor)."""
+        """Return residuals in standard deviations: log(predicted / measured speed) per run, then log(factor) per constant."""
         device = with_factors(logarithms)
         errors = [math.log(each.workload.wps(device) / each.wps) for each in runs]
         return np.concatenate([np.array(errors) / noise, logarithms / priors])
@@ -118,19 +118,19 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
 
 
 def leave_one_out_errors(hardware: GPU | CPU, runs: Sequence[MeasuredRun], fitted: Fitted) -> list[float]:
-    """Return each run's prediction error in percent, with constants fitted to the other runs. fitted: the fit to all runs."""
+    """Return each run's prediction error in percent, with constants fitted to the other runs. `fitted` is the fit to all runs."""
     fits = (fit(hardware, [*runs[:i], *runs[i + 1 :]], fitted.hardware) for i in range(len(runs)))
     return [run.error_pct(each.hardware) for run, each in zip(runs, fits, strict=True)]
 
 
 def constant(hardware: GPU | CPU, key: str) -> float:
-    """Return a constant of `hardware`, which must not be None. key: for example efficiency.matmul."""
+    """Return the value of a constant, which must be set. `key` is the constant's key in `hardware`, such as efficiency.matmul."""
     return float(attrgetter(key)(hardware))
 
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
-    """Return a copy of `hardware` with constants multiplied by `factors`, which are keyed by constant. No constant exceeds its
-    `most`. A coupled constant without its own factor gets the factor of the constant that names it in `coupled`.
+    """Return a copy of `hardware` with each constant multiplied by its factor in `factors`, but limited to the constant's `most`.
+    A coupled constant that has no factor in `factors` gets the factor of the constant to which it is coupled.
     """
     for each in (*OF_GPU, *OF_CPU):
         for key in filter(None, (each.key, each.coupled)):
@@ -143,7 +143,7 @@ def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
 
 
 def constants_of(hardware: GPU | CPU) -> list[FittedConstant]:
-    """Return the constants to fit. Leave out those that are zero. If one is None, fit the constant in its `coupled` instead."""
+    """Return the constants to fit. Leave out zero constants. Replace a constant that is None by its `coupled` constant."""
     known = (
         each if attrgetter(each.key)(hardware) is not None else each._replace(key=each.coupled)
         for each in (OF_GPU if isinstance(hardware, GPU) else OF_CPU)

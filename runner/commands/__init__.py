@@ -1,4 +1,4 @@
-"""The command line, declared once in `COMMANDS`. Help texts, parsers and Tab completion derive from this table."""
+"""The command line, declared once in `COMMANDS`. Help texts, parsers and Tab completion are generated from `COMMANDS`."""
 
 from meshrunner.runner.commands.command_table import COMMANDS
 from meshrunner.runner.commands.declaration import Argument, Command, Flag

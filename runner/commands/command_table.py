@@ -13,9 +13,9 @@ CFG = ("job", "hydra", "all")
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 RUN_FAILED = "a run failed, crashed or timed out, or a single run was out of memory"
 
-MULTIRUN = Flag(("-m", "--multirun"), "make it a sweep: every combination of the given values", hydra=True)
+MULTIRUN = Flag(("-m", "--multirun"), "execute a sweep: every combination of the given values", hydra=True)
 HYDRA = (
-    Flag(("-r", "--run"), "make it a single run, whatever hydra.mode says", hydra=True),
+    Flag(("-r", "--run"), "execute a single run, even if hydra.mode is MULTIRUN", hydra=True),
     Flag(CONFIG_DIR, "directory with your own groups and options", "DIR", "directory", hydra=True),
     Flag(("-cn", "--config-name"), "your own configuration file instead of run.yaml", "NAME", hydra=True),
     Flag(
@@ -33,7 +33,7 @@ _COMMANDS = (
         "launching/run",
         "train; with -m, run every combination of a sweep",
         own_options=(MULTIRUN, *HYDRA),
-        description="Compose the configuration, check it, predict whether it fits, write a run directory and train. "
+        description="Compose and check the configuration, predict whether the run fits, write a run directory and train. "
         "Run directories are created below runs/, sweep directories below sweeps/.",
         examples=("run", "run model=llama_tiny parallelism=fsdp1 steps=100", "run -m parallelism=fsdp1,fsdp2"),
         fails_if=RUN_FAILED,
@@ -43,9 +43,9 @@ _COMMANDS = (
         "launching/tune",
         "find the fastest configuration that fits: predict all, run a few",
         own_options=(BEST_BY, *HYDRA),
-        description="Predict every combination of the given values, run the most promising ones in waves, and learn from each "
-        "wave. If no values are given, space=layouts varies layout, recomputation, compilation and micro batch. "
-        "`resume DIR` continues a search.",
+        description="Predict every combination of the given values, run the most promising ones in waves, and correct "
+        "the predictions after each wave. If no values are given, space=layouts varies layout, recomputation, "
+        "compilation and micro batch. `resume DIR` continues a search.",
         examples=(
             "tune model=llama_tiny",
             "tune parallelism=fsdp1,fsdp2 micro_batch=1,2,4 global_batch=16 tune.runs=8",
@@ -57,7 +57,7 @@ _COMMANDS = (
         "launching/resume",
         "continue a run, or execute the unfinished runs of a sweep",
         (DIRECTORY,),
-        (Flag(("--force",), "continue although the configuration differs from the checkpoint's"),),
+        (Flag(("--force",), "continue even if the configuration differs from the checkpoint's"),),
         description="A run continues from its newest checkpoint. Without a checkpoint it starts again at step 1. A "
         "completed run continues if `steps` was raised.",
         examples=("resume runs/2026-11-02/10-15-00-3fa2c1", "resume sweeps/2026-11-02/10-15-00-3fa2c1"),
@@ -70,7 +70,7 @@ _COMMANDS = (
         (DIRECTORY,),
         (Flag(("--dry-run",), "print the sbatch script and do nothing"), MULTIRUN, *HYDRA),
         description="With OVERRIDES, write run directories and submit them. With DIR, submit the unfinished runs of a run "
-        "or sweep directory again. hydra.launcher.KEY=VALUE changes a setting of that submission.",
+        "or sweep directory again. hydra.launcher.KEY=VALUE changes a setting of the submission.",
         examples=(
             "submit model=llama3_8b hydra.launcher.partition=gpu",
             "submit -m parallelism=fsdp1,fsdp2 --dry-run",
@@ -97,7 +97,7 @@ _COMMANDS = (
         "predict whether runs fit and how fast they are, without a GPU",
         own_options=(
             Flag(("--json",), "print a JSON object, or with -m a list of objects"),
-            Flag(("--active",), "predict reserved memory only if the memory of tensors does not decide (faster)"),
+            Flag(("--active",), "faster: predict reserved memory only if active memory alone does not decide"),
             Flag(("--max",), "find the largest value of KEY that fits", "KEY"),
             Flag(("--html",), "also write a page: memory over a step, or with -m the table and charts", "FILE", "file"),
             BEST_BY,
@@ -107,7 +107,7 @@ _COMMANDS = (
             MULTIRUN,
             *HYDRA,
         ),
-        description="With -m, predict every combination and rank them. Without --run and --submit, nothing is started.",
+        description="With -m, predict and rank every combination. Without --run and --submit, nothing is started.",
         fails_if="the run, or every combination, is predicted not to fit",
         examples=(
             "plan model=llama3_8b hardware=h100_80gb launch.workers=8",
@@ -127,12 +127,12 @@ _COMMANDS = (
             Flag(("--force",), "write the file even if the runs cannot separate matmul speed from memory bandwidth"),
             Flag(("--json",), "print a JSON object: the runs, their errors and the content of the file"),
         ),
-        description="`plan` predicts speeds from these constants.",
+        description="`plan` uses the constants to predict speeds.",
         examples=("calibrate sweeps/widths --out configs/hardware/mine.yaml",),
     ),
     Command(
         "records/compare",
-        "show which settings vary between runs and what they change",
+        "show which settings vary between runs and how they change the results",
         (DIRECTORIES,),
         (
             Flag(
@@ -145,14 +145,14 @@ _COMMANDS = (
             ),
             BEST_BY,
             Flag(("--sort",), "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
-            Flag(("--top",), "only the first N rows by --sort, by default the fastest", "N", "number"),
+            Flag(("--top",), "only the first N rows in the order of --sort; default: the N fastest", "N", "number"),
             Flag(
                 ("--fail-if",),
                 "exit with 3 if a tested difference is beyond this bound (repeatable): 'speed<-5%', 'peak_rss_gib>+2%', loss",
                 "RULE",
                 repeats=True,
             ),
-            Flag(("--strict",), "with --fail-if: also exit with 3 if a difference is not decided"),
+            Flag(("--strict",), "with --fail-if: also exit with 3 if a rule cannot be decided"),
             Flag(("--markdown",), "print the table for a pull request", exclusive=True),
             Flag(("--json",), "print a JSON list of rows with unrounded figures", exclusive=True),
             Flag(("--csv",), "print the rows as CSV", exclusive=True),
@@ -175,18 +175,18 @@ _COMMANDS = (
         (
             Flag(
                 WHERE,
-                "runs, and sweeps with a run, that meet this (repeatable): state=oom, 'wps>5000'",
+                "only runs that meet this condition, and sweeps with such a run (repeatable): state=oom, 'wps>5000'",
                 "EXPR",
                 repeats=True,
             ),
-            Flag(("--limit",), "list at most N, 0 for all; by default 20", "N", "number", default=20),
+            Flag(("--limit",), "list at most N runs and sweeps; 0: all; default: 20", "N", "number", default=20),
             Flag(("--json",), "print a JSON list"),
         ),
         examples=("ls", "ls --where state=oom --limit 0", "ls sweeps --json"),
     ),
     Command(
         "records/status",
-        "show the progress of every run, also while it is running",
+        "show the progress of every run, even while the run is executing",
         (DIRECTORIES,),
         examples=("status sweeps/layouts",),
     ),

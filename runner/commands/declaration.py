@@ -1,4 +1,4 @@
-"""Classes that declare verbs, arguments and options. They are no dataclasses, because that import would slow down `--help`."""
+"""Classes that declare verbs, arguments and options, without dataclasses, because importing `dataclasses` slows `--help` down."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeAlias
 
     Value: TypeAlias = Literal["text", "number", "directory", "file", "term", "group"] | tuple[str, ...]
-    """Type of a value, used for Tab completion. A `term` is a word that `help` explains; a tuple lists the valid values."""
+    """Type of a value, used for Tab completion: `term` is a word that `help` explains, and a tuple lists the valid values."""
 
 
 class Argument:
-    """A positional argument. name: attribute of the parser's result. number: `any` means zero or more, `several` one or more."""
+    """A positional argument, stored as attribute `name` of the parser's result. `any`: zero or more. `several`: one or more."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Argument:
 
     @property
     def synopsis(self) -> str:
-        """The argument in a usage line: `DIR`, `[DIR]`, `[DIR...]` or `DIR [DIR...]`."""
+        """The argument as a usage line shows it: `DIR`, `[DIR]`, `[DIR...]` or `DIR [DIR...]`."""
         name = self.metavar
         forms = {"one": name, "optional": f"[{name}]", "any": f"[{name}...]", "several": f"{name} [{name}...]"}
         return forms[self.number]
@@ -34,10 +34,9 @@ class Argument:
 class Flag:
     """An option of a verb, such as `--html FILE`. Hydra parses the option if `hydra` is true; otherwise meshrunner does.
 
-    flags: spellings, the longest last. metavar: name of the value in help texts; empty if the option takes no value, `[NAME]`
-    if the value may be omitted. repeats: whether the option may be given several times, so that its value is a list.
-    exclusive: at most one of a verb's exclusive options may be given.
-    """
+    `flags` are the spellings of the option, the longest last. `metavar` names the value in help texts: "" if the option takes no
+    value, `[NAME]` if the value may be omitted. `repeats` means that the option may be given several times and that its value
+    is a list. At most one of a verb's exclusive options may be given."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class Flag:
 
     @property
     def synopsis(self) -> str:
-        """The option in a list of options: `-m, --multirun`, `--html FILE`."""
+        """The option as a list of options shows it: `-m, --multirun` or `--html FILE`."""
         return f"{', '.join(self.flags)} {self.metavar}".rstrip()
 
 
@@ -64,10 +63,10 @@ HELP = Flag(("-h", "--help"), "show this help")
 
 
 class Command:
-    """A verb, implemented by the function of the same name in `runner/verbs/ROOM/VERB.py`. path: `ROOM/VERB`.
+    """A verb, implemented by the function of the same name in `runner/verbs/PATH.py`. `path`: for example `launching/run`.
 
-    A verb that takes Hydra overrides accepts overrides or `arguments`, but not both. fails_if, found_if: the reasons for exit
-    status 1 and 3, "" if the verb never returns it. executes: whether the verb writes run directories, not only prints results.
+    A verb that takes Hydra overrides accepts either overrides or `arguments`. `fails_if` and `found_if` are the reasons for exit
+    status 1 and 3, or "" if the verb never returns this status. `executes` tells whether the verb executes runs.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Command:
 
     @property
     def synopsis(self) -> str:
-        """The verb with its arguments: `submit [OVERRIDES] [-m] | DIR`."""
+        """The verb and its arguments in a list of verbs: `submit [OVERRIDES] [-m] | DIR`."""
         given = " ".join(argument.synopsis for argument in self.arguments)
         if self.overrides:
             sweeps = any("-m" in option.flags for option in self.own_options)

@@ -1,4 +1,4 @@
-"""argparse parsers of the verbs. Wrong arguments raise a ConfigError that names the nearest option and shows the usage."""
+"""Parse the arguments of verbs with argparse. For a wrong argument, raise a ConfigError that suggests the nearest option."""
 
 import argparse
 import re
@@ -37,7 +37,7 @@ def existing(directory: Path) -> Path:
 
 
 def suggestion(command: Command, message: str) -> str:
-    """Return ` Did you mean ...?` with the option most similar to the one that argparse rejects, or an empty string."""
+    """Return ` Did you mean OPTION?` with the option nearest to a rejected word, or "" if no option is similar."""
     from meshrunner.recipes.option import did_you_mean  # not at the top: it imports pydantic
 
     unknown = message.removeprefix(UNKNOWN).split() if message.startswith(UNKNOWN) else []
@@ -47,7 +47,7 @@ def suggestion(command: Command, message: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of a verb's options, and of its positional arguments if the verb takes no overrides."""
+    """Parser for the options of a verb and, if the verb takes no overrides, for its positional arguments."""
 
     def __init__(self, command: Command) -> None:
         super().__init__(prog=f"meshrunner {command.verb}", add_help=False, allow_abbrev=False)
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
                 target.add_argument(*option.flags, action="store_true")
 
     def with_values(self, arguments: Iterable[str]) -> list[str]:
-        """Return `--sort -mfu` as `--sort=-mfu`. Otherwise argparse would treat the value `-mfu` as an option."""
+        """Join each option and its value, as in `--sort=-mfu`. In `--sort -mfu`, argparse would take `-mfu` for an option."""
         flags = {flag for option in self.own if option.metavar for flag in option.flags}
         found: list[str] = []
         for word in arguments:

@@ -1,6 +1,6 @@
-"""Find the best row of each cell of a grid: `--best-by model,launch.nodes` divides rows by these keys.
+"""Find the best row of each cell. The rows of a cell have equal values of the keys in `--best-by model,launch.nodes`.
 
-The best row is the fastest that was measured or, if none was, the fastest that is predicted to fit.
+The best row is the fastest measured row or, if no row was measured, the fastest row that is predicted to fit.
 """
 
 from collections import Counter
@@ -18,38 +18,38 @@ from meshrunner.runner.figures import PREDICTION, Figure, figure_of, number
 from meshrunner.runner.rundir import CRASHED, FITTING, RESULTS, VERDICT, PlanRecord
 
 WORK = {"matmul": "matmuls", "attention": "attention", "memory": "elementwise work", "optimizer": "the optimizer"}
-"""Names of the parts of a step, by key of `perf/seconds_by_part`."""
+"""Names of the parts of a step, keyed as in `perf/seconds_by_part`."""
 EXPOSED = "perf/exposed_communication_s"
 
 
 class Candidate(NamedTuple):
-    """A row that may be the best of its cell. Of two candidates, the greater one is better."""
+    """A row that may be the best of its cell. The better of two candidates is the greater tuple."""
 
     measured: bool
     fits: bool
-    """False if the run is predicted to fit only just."""
+    """Whether the run fits; False if the predicted verdict is `borderline`."""
     speed: float
-    """Value of `Comparison.speed` if it was measured, else predicted WPS."""
+    """Value of the figure `Comparison.speed` if the row was measured, else predicted WPS."""
     row: Row
 
     def value(self, key: str) -> float | None:
-        """Return a figure as measured or, if the row was not measured, as predicted."""
+        """Return the measured value of a figure or, if the row was not measured, the predicted value."""
         return number(self.row.figures.get(key) if self.measured else _plan(self.row).get(key.removesuffix("_median")))
 
 
 class Cell(NamedTuple):
-    """Rows that are equal in the keys of `Comparison.best_by`."""
+    """Rows with equal values of the keys in `Comparison.best_by`."""
 
     values: tuple[Any, ...]
-    """Values of these keys."""
+    """Values of the keys in `Comparison.best_by`."""
     rows: list[Row]
     ranked: list[Candidate]
-    """The best rows first. Empty if no row of the cell was measured or is predicted to fit."""
+    """Candidates, the best one first; empty if no row of the cell was measured or is predicted to fit."""
 
 
 def by(comparison: Comparison, keys: str | None = None) -> Comparison:
-    """Divide a comparison into cells by `keys`, which commas separate, or by `sweep.best_by` if `keys` is None. Raise
-    ConfigError if a key is unknown."""
+    """Divide a comparison into cells by `keys`, a list separated by commas. If `keys` is None, use `sweep.best_by`.
+    Raise ConfigError if a key is unknown."""
     if keys is None:
         option = "sweep.best_by"
         given = next((run.sweep.get(option.partition(".")[2]) for run in comparison.runs if run.sweep), None) or []
@@ -86,7 +86,7 @@ def _candidate(row: Row, figure: Figure) -> Candidate | None:
 
 
 def columns(comparison: Comparison) -> list[Column]:
-    """Return the columns of a table with a line for each cell."""
+    """Return the columns of the table that has one line for each cell."""
     lines = []
     for cell in cells(comparison):
         line = dict(zip(comparison.best_by, map(text, cell.values), strict=True))
@@ -146,7 +146,7 @@ def _reason(cell: Cell) -> str:
 
 
 def _ahead(cell: Cell, comparison: Comparison) -> str:
-    """Return by how much the best row of a cell is faster than the second, and in which work most of the difference lies."""
+    """Return how much faster the best row of a cell is than the second-best row, and which part of a step saves the most time."""
     if len(cell.ranked) < 2 or cell.ranked[0].measured != cell.ranked[1].measured:
         return ""
     best, second = cell.ranked[:2]

@@ -17,9 +17,9 @@ from meshrunner.runner.rundir import FITTING, PlacedSweep, Summary
 from meshrunner.runner.rundir.files import SWEEP
 
 UNTESTED = "(not tested)"
-"""Mark of an untested difference: the row or its baseline has fewer than REPEATS runs. Cells with this mark are grey."""
+"""Mark of an untested difference, shown in grey: the row or its baseline has fewer than REPEATS runs."""
 OTHER = {"model": "other model", "seq_len": "other length", "batch": "other batch"}
-"""Marks of differences in speed between rows that differ in a part of `Run.workload`."""
+"""Marks of differences in speed between rows with different workloads, keyed by the part of `Run.workload` that differs."""
 UNREMARKABLE = ("completed", *FITTING)
 """States of rows that need no reason: the row completed, or it was only planned and is predicted to fit."""
 LISTED = 8
@@ -59,7 +59,7 @@ def columns(comparison: Comparison) -> list[Column]:
 
 
 def row_label(comparison: Comparison, row: Row) -> str:
-    """Return the name of a row, followed by its state unless it completed: `full fsdp2 (oom)`."""
+    """Return the name of a row, followed by its state unless the row completed: `full fsdp2 (oom)`."""
     return comparison.name(row) + (f" ({row.state})" if row.state not in UNREMARKABLE else "")
 
 
@@ -89,12 +89,12 @@ def legend(comparison: Comparison) -> Iterator[str]:
     against = [each for each in comparison.against if each is not None]
     tested = [each.speed.within_noise for each in against if each.speed.percent is not None]
     if True in tested:
-        yield f"~ within noise: the speeds do not differ significantly, at {ALPHA:.0%} for the whole table (Holm)"
+        yield f"~ within noise: the speeds do not differ significantly, at a level of {ALPHA:.0%} for the whole table (Holm)"
     if None in tested:
         yield f"not tested: a test for noise needs {REPEATS} completed runs on each side"
     if (visible := comparison.noise.visible()) is not None:
         repeats, more = comparison.repeats, comparison.noise.visible(times=2)
-        yield f"differences of {visible:.1f}% and more would have shown; {2 * repeats} repeats would show {more:.1f}%"
+        yield f"a difference of {visible:.1f}% would have been detected; {2 * repeats} repeats would detect {more:.1f}%"
     compared = [row.runs[0] for row in comparison.every_row]
     yield from other_workloads({each.other for each in against}, compared)
     if tested and comparison.speed.key != WPS.key:
@@ -102,8 +102,8 @@ def legend(comparison: Comparison) -> Iterator[str]:
         yield f"on CPUs, speeds are compared by {title}, because other processes distort wall-clock time"
     if any(each is not None for each in comparison.scaling):
         yield (
-            f"scaling: {WPS.title} by wall-clock time, as a percentage of the row with the fewest devices and otherwise equal "
-            "settings; 100% is ideal"
+            f"scaling: {WPS.title} by wall-clock time, in percent of the row that has the fewest devices and the same "
+            "other settings; 100% is ideal"
         )
     kinds = {each.verdict.kind for each in against}
     if kinds & {"agrees", "differs"}:
@@ -120,10 +120,10 @@ def legend(comparison: Comparison) -> Iterator[str]:
             "table"
         )
     if any(len(row.runs) > 1 for row in comparison.rows):
-        yield "a row of several runs shows their median, their lowest p10 and highest p90, and their highest peaks"
+        yield "a row of several runs shows their median, their lowest p10 and highest p90, and their highest memory peaks"
     if any(emulated(row.runs[0]) for row in comparison.rows):
         yield (
-            "emulated: one device played this rank alone. Its compute and memory are measured, communication is predicted, and "
+            "emulated: one device executed this rank alone. Its compute and memory are measured, communication is predicted, and "
             "there is no loss"
         )
     completed = [run for row in comparison.rows for run in row.completed]
@@ -131,7 +131,7 @@ def legend(comparison: Comparison) -> Iterator[str]:
 
 
 def other_workloads(parts: set[str], runs: Iterable[Run]) -> Iterator[str]:
-    """Yield a line for each mark of OTHER in a table of `runs`, with the remedy. `parts`: the values of `Against.other`."""
+    """Yield a line that explains each mark of OTHER in a table of `runs`. `parts`: the values of `Against.other`."""
     for part in sorted(parts & {"model", "seq_len"}):
         yield f"{OTHER[part]}: speeds of rows that differ in {part} cannot be compared; give {part} one value"
     if "batch" in parts:
@@ -139,7 +139,7 @@ def other_workloads(parts: set[str], runs: Iterable[Run]) -> Iterator[str]:
         batches = sorted({batch for batch in found if isinstance(batch, int) and batch > 0})
         yield (
             f"{OTHER['batch']}: the global batch is {first_of([*map(str, batches)], LISTED)} sequences, which affects the "
-            f"speed; global_batch={math.lcm(*batches)} makes it equal in all rows"
+            f"speed; global_batch={math.lcm(*batches)} makes the batch equal in all rows"
         )
 
 
@@ -154,7 +154,7 @@ def _few_steps(run: Run) -> str:
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """Return a line for each reason why rows did not complete or why their first steps do not count. A line names its rows."""
+    """Return a line for each reason why rows did not complete or why their first steps do not count, with names of the rows."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)
@@ -180,7 +180,7 @@ def layout_remarks(summary: Summary) -> list[str]:
 
 
 def _measured_from(row: Row) -> str:
-    """Return the first measured step of runs that were resumed under another layout, `from step 101 on`, or ""."""
+    """Return a phrase such as `from step 101 on` for runs that were resumed under another layout; "" for other runs."""
     resumed = [earlier for run in row.counted if (earlier := run.summary.earlier_layouts)]
     return ", ".join(dict.fromkeys(f"from step {earlier[-1].steps[1] + 1} on" for earlier in resumed))
 
@@ -191,7 +191,7 @@ def _sweep_command(folder: Path) -> list[str]:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return the facts about a run by title; an unknown fact is ""."""
+    """Return the facts about a run, keyed by title; an unknown fact is ""."""
     config, summary, environment = run.config, run.summary, run.environment
     length, batch = config.get("seq_len"), config.get("micro_batch")
     versions = [f"{name} {version}" for name in ("torch", "meshrunner") if (version := environment.packages.get(name))]
@@ -208,7 +208,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def facts(comparison: Comparison) -> dict[str, str]:
-    """Return the known facts by title. If runs differ in a fact, its text lists their values."""
+    """Return the known facts, keyed by title. If runs differ in a fact, list the values of all runs."""
     known = [_facts(run) for run in comparison.runs]
     found = {title: list(dict.fromkeys(each[title] for each in known if each[title])) for title in known[0]}
     return {title: first_of(values, FACT_VALUES, "; ") for title, values in found.items() if values}

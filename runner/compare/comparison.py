@@ -20,14 +20,14 @@ from meshrunner.runner.rundir.files import is_sweep
 WPS = figure_of("perf/wps")
 FIRST_STEP = figure_of("perf/time_to_first_step_s")
 MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
-"""Figures of memory. Rows are compared by the first of these figures that all rows have."""
+"""Figures of memory, the preferred one first. Rows are compared by the first figure that all rows have."""
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
-"""Keys that determine the number of devices. Rows that differ only in these keys show how a layout scales."""
+"""Keys that determine the number of devices. Rows that differ only in the number of devices show how a layout scales."""
 
-NO_BASELINE = "no row is equal in all other varying keys"
-"""Reason why a row is compared with no other row."""
+NO_BASELINE = "no baseline row has the same values of all other varying keys"
+"""Reason why a row has no baseline to be compared with."""
 LISTED = 8
-"""Largest number of keys that a remark names."""
+"""Maximum number of keys that a remark names."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Gain:
     """The difference of a figure between a row and its baseline."""
 
     percent: float | None
-    """Percentage by which the row exceeds the baseline: of geometric means if the difference is tested, else of medians."""
+    """Percentage by which the row exceeds the baseline, in the geometric mean if the difference is tested, else in the median."""
     p_value: float | None
     """The p-value, adjusted for the number of tests of this figure in the table; None if the difference is not tested."""
     repeats: int
-    """Number of completed runs with a known value: the smaller of the row's number and the baseline's number."""
+    """Number of completed runs with a known value, in the row or in the baseline, whichever has fewer."""
     interval: tuple[float, float] | None = None
-    """Confidence interval of `percent`; None if it is not tested. All intervals of a table together hold at 95%."""
+    """Confidence interval of `percent`, at 95% for all intervals of a table together; None if the difference is not tested."""
 
     @property
     def within_noise(self) -> bool | None:
@@ -56,10 +56,10 @@ class Against:
     """The baseline."""
     speed: Gain
     further: dict[str, Gain]
-    """The gains in peak memory, in the time to the first step and in the figures that the user named, by `Figure.key`."""
+    """The gains in peak memory, in the time to the first step and in the figures that the user named, keyed by `Figure.key`."""
     verdict: Parity
     other: str = ""
-    """Part of `Run.workload` in which the row differs from its baseline: `model`, `seq_len` or `batch`; "" if all are equal."""
+    """Part of `Run.workload` in which the row differs from its baseline: `model`, `seq_len` or `batch`; "" if none differs."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Comparison:
     """The rows of a comparison and the comparison of each row with its baseline."""
 
     keys: list[str]
-    """The varying keys. Their values name a row."""
+    """The varying keys, whose values name a row."""
     speed: Figure
     """The figure by which speeds are compared."""
     rows: list[Row]
@@ -79,15 +79,15 @@ class Comparison:
     scaling: list[float | None] = field(default_factory=list)
     """WPS of each row in percent of the WPS of its reference row, which `_scaling` selects. None if unknown."""
     noises: dict[str, Noise] = field(default_factory=dict, repr=False)
-    """The noise of each tested figure, by `Figure.key`."""
+    """The noise of each tested figure, keyed by `Figure.key`."""
     memory: Figure | None = None
     """The figure by which memory is compared."""
     every_row: list[Row] = field(default_factory=list, repr=False)
-    """The rows before a selection."""
+    """All rows, including rows that a selection such as `--where` left out."""
     selection: str = ""
     """Description of the selected rows, such as `12 of 60 rows (parallelism=fsdp2)`; empty if nothing was selected."""
     best_by: list[str] = field(default_factory=list)
-    """Keys that divide the rows into cells, each with a best row (see `best.cells`). Empty: no table of best rows."""
+    """Keys that divide the rows into cells, each with a best row (see `best.cells`); empty if there are no cells."""
 
     @property
     def runs(self) -> list[Run]:
@@ -95,7 +95,7 @@ class Comparison:
 
     @property
     def repeats(self) -> int:
-        """Number of runs with a known speed in the row that has the most."""
+        """Largest number of runs with a known speed in any row."""
         return max((len(row.measured(self.speed)) for row in self.rows), default=0)
 
     @property
@@ -104,7 +104,7 @@ class Comparison:
         return self.noises[self.speed.key]
 
     def is_baseline(self, row: Row) -> bool:
-        """Return whether a row has the baseline's value."""
+        """Return whether a row has the value that defines the baseline."""
         return self.baseline is not None and text(row.values.get(self.baseline[0])) == self.baseline[1]
 
     def name(self, row: Row) -> str:
@@ -117,8 +117,8 @@ def compare_runs(
 ) -> Comparison:
     """Merge repeats into rows, sort the rows, and compare each row with its baseline.
 
-    `baseline` is `key=value`. A row's baseline is the row that has this value and the same value of every other varying
-    key. Raise ConfigError if the key does not vary or no row has the value. `option`: name of the setting in the message.
+    `baseline` is KEY=VALUE. The baseline of a row is the row that has VALUE for KEY and equal values of all other varying keys.
+    Raise ConfigError if KEY does not vary or no row has VALUE. `option`: name of the setting `baseline` in error messages.
     `further`: figures to compare in addition to speed, memory and the time to the first step.
     """
     keys = Keys(runs)
@@ -156,8 +156,8 @@ def compare_runs(
 def compare_folders(
     folders: Sequence[Path], baseline: str | None, further: Sequence[Figure] = (), *, with_first: bool = False
 ) -> Comparison:
-    """Compare the runs in run and sweep directories. A single sweep directory has `sweep.baseline` as its default baseline. If
-    `with_first`, the default baseline of several directories is the first directory. further: as in `compare_runs`."""
+    """Compare the runs in run and sweep directories. The default baseline of a single sweep directory is `sweep.baseline`. If
+    `with_first`, the default baseline of several directories is the first directory. `further` is as in `compare_runs`."""
     if baseline is None and with_first and len(folders) > 1:
         runs = [replace(run, directory=str(folder)) for folder in folders for run in read_runs([folder])]
         return compare_runs(runs, f"{DIRECTORY}={folders[0]}", further=further)
@@ -182,7 +182,7 @@ def compare_sweep(sweep_dir: Path, further: Sequence[Figure] = ()) -> tuple[Comp
 
 
 def check_baseline(baseline: str, runs: Sequence[Run]) -> None:
-    """Raise ConfigError if `sweep.baseline` names no run. Accept a key that does not vary: a named experiment may set it."""
+    """Raise ConfigError if `sweep.baseline` names no run. Accept a key that does not vary, as in named experiments."""
     keys = Keys(runs)
     key, separator, _ = baseline.partition("=")
     known = {name for run in runs for name in (*run.config, *flatten(run.config))}
@@ -230,7 +230,7 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 
 
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
-    """Return the index of the baseline of each row that has one, by the row's index.
+    """Return the index of each row's baseline, keyed by the index of the row. Leave out rows without a baseline.
 
     Settings that the baseline's option does not have are ignored, such as `model.experts` if the baseline is `model=llama_tiny`.
     If the baseline is a directory with a single row, this row is the baseline of all other rows.
@@ -260,7 +260,7 @@ def other_workload(run: Run, baseline: Run) -> str:
 
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
-    """Return `Comparison.scaling`. Among rows that differ only in SCALES, the first with the fewest devices is the reference.
+    """Return `Comparison.scaling`. Of the rows that differ only in SCALES, the first with the fewest devices is the reference.
 
     WPS uses wall-clock time, even on CPUs. CPU time would omit the time that processes spend waiting for each other.
     """
@@ -280,7 +280,7 @@ def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
 
 
 def percent_more(values: Sequence[float], baseline: Sequence[float]) -> float | None:
-    """Return the percentage by which the median of `values` exceeds the baseline's; None if it cannot be computed."""
+    """Return the percentage by which the median of `values` exceeds the median of `baseline`; None if it is unknown."""
     if not values or not baseline or median(baseline) <= 0:
         return None
     return 100 * (median(values) / median(baseline) - 1)

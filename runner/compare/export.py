@@ -16,8 +16,8 @@ from meshrunner.runner.rundir import VERDICT
 def records(comparison: Comparison) -> list[dict[str, Any]]:
     """Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
 
-    `scaling_pct` is present if rows differ in number of devices, `plan/verdict` if any run was predicted, and `emulated` (such
-    as `rank 0 of 64`) if any run emulated a rank. If there is a baseline, `speed` is the key of the figure that
+    `scaling_pct` is present if rows differ in the number of devices, and `plan/verdict` is present if a run was predicted. The
+    key `emulated` is present if a run emulated a rank. If there is a baseline, `speed` is the key of the figure that
     `speed_vs_baseline_pct`, `p_value` and `within_noise` compare. `p_value` and `within_noise` are null if the difference is not
     tested. `loss_why` explains a null `loss_verdict`. `runs` lists the repeats.
     """

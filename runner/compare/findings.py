@@ -17,19 +17,19 @@ LISTED = 3
 WORTH_NAMING = 0.02
 """Smallest relative difference in memory or in the time to the first step that a sentence names."""
 WORKLOAD = ("model", "seq_len")
-"""Sections and keys that decide the work per token. If rows differ in these keys, no row is called the fastest."""
-TAKES = f"a test takes {REPEATS} completed runs of a combination (sweep.repeat={REPEATS} or auto)"
+"""Sections and keys that decide the work per token. If rows differ in such a key, no row is called the fastest."""
+TAKES = f"a test needs {REPEATS} completed runs of a combination (sweep.repeat={REPEATS} or auto)"
 MAX_VALUES = 3
 """Maximum number of values that a pattern lists."""
 MAX_PARTS = 3
 """Maximum number of parts that `common` splits rows into."""
 
 Values = dict[str, Any]
-"""A row's values, by varying key."""
+"""Values of a row, keyed by varying key."""
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Return the sentences above a table. They count untested differences but do not give their size."""
+    """Return the sentences to print above a table. Count differences that are not tested, but do not state how large they are."""
     shown = f"Shown: {comparison.selection}" if comparison.selection else ""
     found = [_best(comparison), *_against(comparison), _losses(comparison), _without_result(comparison), shown]
     return [f"{sentence}." for sentence in found if sentence]
@@ -63,7 +63,8 @@ def _provisional(rows: Sequence[Row], comparison: Comparison) -> str:
     (most, name), (second, _), *_ = sorted(speeds, reverse=True)
     each = "one run each" if all(len(row.measured(speed)) == 1 for row in rows) else f"fewer than {REPEATS} runs each"
     ahead = f"{100 * (most / second - 1):.1f}% ahead of the next row" if second > 0 else "ahead of the next row"
-    return f"Fastest so far, {each}: {name} ({speed.text(most)} {speed.title}), {ahead}. This is not tested for noise: {TAKES}"
+    leads = f"Fastest so far, {each}: {name} ({speed.text(most)} {speed.title}), {ahead}"
+    return f"{leads}. The lead is not tested for noise: {TAKES}"
 
 
 def _leader(rows: Sequence[Row], noise: Noise, sign: int = 1) -> tuple[Row, list[Row]]:
@@ -79,7 +80,7 @@ def _leader(rows: Sequence[Row], noise: Noise, sign: int = 1) -> tuple[Row, list
 
 def undecided(comparison: Comparison, among: Sequence[Row] | None = None) -> list[Row]:
     """Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row. Ignore rows
-    with more than one incomplete run: the cause of a single one may be gone. among: rows to consider; None: all."""
+    with several incomplete runs. A single run may have failed by chance. `among`: rows to consider, or None for all rows."""
     speed = comparison.speed
     usable = [
         row
@@ -113,7 +114,7 @@ def _within_noise(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
-    """Name the row with the least memory; return "" if memory is unknown or about equal, or if no test distinguishes rows."""
+    """Name the row with the least memory; return "" if memory is unknown or about equal, or if no test finds a difference."""
     if (figure := comparison.memory) is None:
         return ""
     noise = comparison.noises[figure.key]
@@ -170,14 +171,14 @@ def _further(pairs: Sequence[Against]) -> Iterator[str]:
 
 
 def _losses(comparison: Comparison) -> str:
-    """Return a sentence that says whether the losses of rows agree with those of their baselines; "" if none was compared."""
+    """Return a sentence that says whether the losses of rows and their baselines agree; "" if no losses were compared."""
     kinds: dict[str, list[tuple[Row, Against]]] = {}
     for row, against in zip(comparison.rows, comparison.against, strict=True):
         if against is not None and against.verdict.kind:
             kinds.setdefault(against.verdict.kind, []).append((row, against))
     pairs = sum(map(len, kinds.values()))
     unlike = sum(each is not None and each.verdict.why == BATCH for each in comparison.against)
-    rest = f"{counted(unlike, 'pair')} not comparable: {BATCH}" if unlike else ""
+    rest = f"{counted(unlike, 'pair')} cannot be compared: {BATCH}" if unlike else ""
     if not pairs:
         return f"Losses of {rest}" if rest else ""
     bad = {"differs": "Losses differ", "different data": "The data is not the same"}
@@ -226,7 +227,7 @@ class _Pattern(NamedTuple):
 
 
 def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> list[tuple[int, str]]:
-    """Describe `rows` in words that apply to none of `others`. Return (number of rows, description) pairs, or [] if impossible.
+    """Describe `rows` in words that apply to none of `others`. Return (number of rows, description) pairs, or [].
 
     If one conjunction of patterns describes all `rows`, return one pair. Otherwise, split `rows` by the values of one key into
     at most MAX_PARTS parts, and return a pair for each part.
@@ -265,8 +266,8 @@ def _conjunction(rows: Sequence[Values], others: Sequence[Values], keys: Sequenc
 
 
 def _pattern(key: str, rows: Sequence[Values], others: Sequence[Values]) -> _Pattern | None:
-    """Return a pattern for a key's values in `rows`: `>=`, `<=` or a list of at most MAX_VALUES values. Return None if this is
-    impossible, if a row does not have the key, or if the pattern would match all known values."""
+    """Return a pattern for a key's values in `rows`: `>=`, `<=` or a list of at most MAX_VALUES values. Return None if there is
+    no such pattern, if a row does not have the key, or if the pattern would match all known values."""
     everywhere = {text(row[key]): row[key] for row in (*rows, *others) if key in row}
     mine = {text(row[key]): row[key] for row in rows if key in row}
     if not all(key in row for row in rows) or len(mine) == len(everywhere):

@@ -1,4 +1,4 @@
-"""Find settings and facts that differ between runs. A *fact*, such as the torch version, is no setting but can affect speed."""
+"""Find settings and facts that differ between runs. A fact, such as the torch version, is not a setting but can affect speed."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ def _text_hash(run: Run) -> str | None:
 
 
 def emulated(run: Run) -> str:
-    """Return the rank that a run emulated, as `rank 0 of 64`; "" if every rank ran."""
+    """Return the rank that a run emulated, in the form `rank 0 of 64`; "" if every rank was executed."""
     rank = value_at(run.config, "launch.emulate")
     return "" if rank in (None, ...) else f"rank {rank} of {run.summary.world_size or '?'}"
 
@@ -57,17 +57,17 @@ def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
 
 
 def row_name(values: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return a short name of a row, such as `fsdp2 full micro_batch=4`. A value that is not a string follows its key."""
+    """Return a short name of a row, such as `fsdp2 full micro_batch=4`. A value that is not a string appears after its key."""
     given = [(key, values[key]) for key in keys if key in values]
     return " ".join(text(v) if isinstance(v, str) else f"{key.rpartition('.')[2]}={text(v)}" for key, v in given)
 
 
 class Keys:
-    """The settings and facts that vary between runs, listed in `names`. They become the columns that identify a row of the table.
+    """The settings and facts that vary between runs, listed in `names`. The table has a column for each listed setting or fact.
 
-    A group such as `parallelism` is listed if runs chose different options. A key of such a group (`parallelism.shard`) is
-    listed only if a user typed it, or if two runs with the same option have different values. A fact is listed if it differs
-    between two runs with equal settings. For any other fact that varies, except world_size, `remarks` holds a sentence.
+    A group such as `parallelism` is listed if runs chose different options. A key of a listed group, such as `parallelism.shard`,
+    is listed only if a user typed the key, or if runs with the same option have different values. A fact is listed if it differs
+    between two runs with equal settings. `remarks` holds a sentence for each other fact that varies, except world_size.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:

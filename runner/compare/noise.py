@@ -1,21 +1,21 @@
 """Test whether the rows of a table differ by more than the noise between runs.
 
-Repeats are rounds: a round runs every combination once, in random order. Each value of a figure is explained as
+Repeats are rounds: a round runs every combination once, in random order (a randomised complete block design). The model is
 
-    log(value) = combination + round + noise,
+    log(value) = combination + round + noise
 
-a randomised complete block design, so the drift of a machine's speed from round to round does not count as noise. Least squares
-solves the equations, even if runs are missing. Logarithms turn differences into ratios.
+Drift of the machine's speed from round to round therefore does not count as noise. The equations are solved by least squares,
+even if runs are missing. Logarithms turn differences into ratios.
 
 Each row has its own variance. With three repeats, a row's residuals alone say little about its variance. `Noise` therefore
-averages it with the pooled variance of all rows (empirical Bayes, as in Smyth 2004). The pooled variance counts as `d` degrees of
-freedom (method of moments). `d` is large if the rows' variances differ no more than chance explains, and small if the noise of
-rows really differs. Three rounds can agree by chance although the runs' steps scatter. A row's variance is therefore at least the
-variance that follows from the scatter of the steps (`rundir.summary.relative_error`).
+averages a row's variance with the pooled variance of all rows (empirical Bayes, as in Smyth 2004). The pooled variance counts as
+`d` degrees of freedom (method of moments). `d` is large if the rows' variances differ no more than chance explains, and small if
+the noise of rows really differs. Three rounds can agree by chance although the steps of each run scatter. A row's variance is
+therefore at least the variance that follows from the scatter of the steps (`rundir.summary.relative_error`).
 
 tests/unit/compare/test_noise.py simulates sweeps of 2 to 40 rows whose standard deviations differ by up to a factor of 3. At most
-6% of these tables report a difference from the baseline where there is none. If the baseline is three times as noisy as all other
-rows, 8 to 20% of the tables do.
+6% of the simulated tables report a false difference from the baseline. If the baseline is three times as noisy as all other rows,
+8 to 20% of the tables report a false difference.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 REPEATS = 3
-"""Minimum number of runs of a row, and of the row that it is compared with, for a test of their difference."""
+"""Minimum number of runs that each of two rows must have for a test of their difference."""
 ALPHA = 0.05
 """Probability that a table reports a difference although all its rows are equal."""
 SHARE = 0.8
-"""Share of ALPHA for the tests against the baseline. The rest is for the tests of the fastest row against other rows."""
+"""Share of ALPHA for the tests against the baseline. The rest of ALPHA is for the tests of the fastest row against other rows."""
 POWER = 0.9
-"""Probability with which a test detects the smallest visible difference."""
+"""Probability that a test detects the smallest difference that counts as visible."""
 EQUAL = 1e-12
-"""Largest difference and standard error, in logarithms, that count as 0: identical values differ by rounding."""
+"""Maximum difference and standard error of logarithms that count as 0, because identical values may differ by rounding."""
 
 Values = Mapping[Any, float]
-"""A figure of a row's runs, by round. A run that belongs to no round has a key of its own."""
+"""Values of a figure in the runs of a row, keyed by round. A run that belongs to no round has a unique key."""
 Pair = tuple[Hashable, Hashable]
 """The names of two rows."""
 
@@ -66,7 +66,7 @@ class Difference(NamedTuple):
 
     @property
     def percent(self) -> float:
-        """The percentage by which the geometric mean of one row exceeds that of the other."""
+        """The percentage by which the geometric mean of one row exceeds the geometric mean of the other row."""
         return _percent(self.log_ratio)
 
     @property
@@ -82,9 +82,9 @@ class Difference(NamedTuple):
 class Noise:
     """The noise of one figure in the runs of a table, and the tests of the table.
 
-    All tests together report a false difference with probability ALPHA. If rows are compared with baselines, these tests share
-    SHARE of ALPHA (Holm), and tests of other pairs share the rest. Any other pair may include the fastest row, so such tests are
-    corrected for the number of all other pairs (Bonferroni).
+    All tests together report a false difference with probability ALPHA. If rows are compared with baselines, the tests against
+    baselines use the fraction SHARE of ALPHA (Holm), and the tests of other pairs use the rest. Any other pair
+    may contain the fastest row, so tests of other pairs are corrected for the number of other pairs (Bonferroni).
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Noise:
         looks: float = 1,
         errors: Mapping[Any, Sequence[float]] | None = None,
     ) -> None:
-        """Take the values of each row, keyed by name. Skip values that are not positive. pairs: (row, baseline); looks: factor
-        of Bonferroni for the number of times that the sweep tests the table; errors: relative standard errors of the values."""
+        """Take the values of each row, keyed by name. Skip values that are not positive. `pairs`: (row, baseline). `looks`:
+        Bonferroni factor for the number of times that a sweep tests the table. `errors`: relative standard errors of values."""
         self.pairs, self.looks = tuple(pairs), looks
         self.rows = [{key: math.log(value) for key, value in row.items() if value > 0} for row in rows.values()]
         self.least = [fmean(error**2 for error in (errors or {}).get(name) or (0.0,)) for name in rows]
@@ -109,7 +109,7 @@ class Noise:
         return len(self.rows[self.index[row]])
 
     def p_value(self, row: Hashable, other: Hashable) -> float | None:
-        """Return the p-value of a difference, adjusted for the number of tests in the table; None if it is not tested."""
+        """Return the p-value of a difference, adjusted for the number of tests in the table; None without a test."""
         for pair in ((row, other), (other, row)):
             if pair in self._tests.against:
                 return self._tests.against[pair]
@@ -117,7 +117,7 @@ class Noise:
         return None if difference is None else min(1.0, self._tests.others * difference.p_value)
 
     def interval(self, row: Hashable, other: Hashable) -> tuple[float, float] | None:
-        """Return the confidence interval, in percent, of a row's difference from its baseline; None if it is not tested."""
+        """Return the confidence interval, in percent, of a row's difference from its baseline; None without a test."""
         difference = self.difference(row, other)
         if difference is None:
             return None
@@ -137,7 +137,7 @@ class Noise:
         return _Tests(against, factor * pairs, self.looks * others / (1 - share or 1))
 
     def difference(self, row: Hashable, other: Hashable) -> Difference | None:
-        """Return by how much `row` exceeds `other`, or None if there are too few runs for a test."""
+        """Return the difference between `row` and `other`, or None if the rows have too few runs for a test."""
         i, j = self.index[row], self.index[other]
         a, b = self.rows[i], self.rows[j]
         if len(a.keys() & b.keys()) >= REPEATS:
@@ -201,7 +201,7 @@ class Noise:
 
     def visible(self, times: int = 1) -> float | None:
         """Return the smallest difference in percent that a test detects with the probability POWER; None if nothing is tested.
-        times: factor by which the number of repeats is assumed to grow."""
+        `times`: factor by which to multiply the number of repeats."""
         pairs, tests = self.pairs, self._tests.pairs
         if not pairs:  # the fastest row is compared with all others
             able = [name for name in self.index if self.runs(name) >= REPEATS]
@@ -232,25 +232,25 @@ def _quantile(freedom: float, tests: float) -> float:
 
 
 class _Tests(NamedTuple):
-    """The tests of a table, and factors of Bonferroni: the number of tests, divided by the share of ALPHA for these tests."""
+    """The tests of a table. A Bonferroni factor is a number of tests divided by the share of ALPHA for these tests."""
 
     against: dict[Pair, float | None]
-    """The adjusted p-values of rows and their baselines."""
+    """The adjusted p-values for pairs of a row and its baseline."""
     pairs: float
-    """Factor for the interval of a row and its baseline."""
+    """Bonferroni factor for the confidence interval of a row's difference from its baseline."""
     others: float
-    """Factor for the p-value of another pair."""
+    """Bonferroni factor for the p-value of any other pair of rows."""
 
 
 class _Fit(NamedTuple):
-    """The solved equations of a table."""
+    """The solution of a table's equations."""
 
     cells: Array
     """1 where a row has a run in a round, else 0: [rows, rounds]."""
     inverse: Array
     """Generalised inverse of the normal equations of the rounds: [rounds, rounds]."""
     effects: Array
-    """Logarithm of the figure of each row, without the rounds: [rows]."""
+    """Logarithm of the figure of each row, without the effects of rounds: [rows]."""
     variances: Array
     """Variance of a run of each row: [rows]."""
     freedom: float
@@ -266,8 +266,8 @@ def noise_of(figure: Figure, rows: Sequence[Row], pairs: Iterable[Pair]) -> Nois
 
 
 def _looks(rows: Sequence[Row]) -> float:
-    """Return the factor of Bonferroni for a sweep with `repeat=auto`, which tests after each round from REPEATS on; otherwise 1.
-    Half of ALPHA is for the last of these tests, because it has the most runs, and half is for the others."""
+    """Return the Bonferroni factor for sweeps with `repeat=auto`, which repeat their tests after each further round; otherwise 1.
+    Half of ALPHA is for the tests after the last round, because this round has the most runs, and half is for earlier tests."""
     runs = [run for row in rows for run in row.runs if run.sweep.get("repeat") == "auto"]
     limits = [limit for run in runs if isinstance(limit := run.sweep.get("max_repeat"), int)]
     most = max(limits, default=REPEATS)
@@ -276,7 +276,7 @@ def _looks(rows: Sequence[Row]) -> float:
 
 
 def holm(p_values: Iterable[float | None], factor: float = 1.0) -> list[float | None]:
-    """Adjust p-values for the number of tests, times `factor`, so that a level holds for all tests (Holm 1979). Keep None."""
+    """Adjust p-values for `factor` times the number of tests, so that a level holds for all tests (Holm 1979). Keep None."""
     adjusted = list(p_values)
     known = sorted((p, i) for i, p in enumerate(adjusted) if p is not None)
     least = 0.0

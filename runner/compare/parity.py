@@ -19,8 +19,8 @@ BATCH = "different global batch"
 """Reason why the curves of two runs cannot be compared: their steps have different numbers of tokens."""
 TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4}, "bf16": {LOSS: 1e-2, NORM: 5e-2}}
 """Largest relative difference at which two curves agree, for each precision. Even correct runs differ slightly, because each
-parallelism sums in another order. Rounding to bf16 changes a number by up to 2^-8 = 3.9e-3 of its value. Gradient norms differ
-more than losses do. The bf16 tolerances also apply to TF32, and to an fp32 run that is compared with a bf16 run."""
+parallelism sums in a different order. Rounding to bf16 changes a number by up to 2^-8 = 3.9e-3 of its value. Norms of gradients
+differ more than losses do. The bf16 tolerances also apply to TF32, and to an fp32 run that is compared with a bf16 run."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Parity:
     """The verdict on whether the curves of a row agree with the curves of its baseline."""
 
     kind: str
-    """`identical`, `agrees`, `within seeds`, `differs` (see `verdict`) or `different data`; "" if the curves are incomparable."""
+    """`identical`, `agrees`, `within seeds`, `differs` (see `verdict`) or `different data`; "" if curves cannot be compared."""
     difference: float | None = None
-    """Largest relative difference to the baseline at any step; None if it is infinite or was not computed. The values are
-    those of `curve` if `kind` is `differs`, mean losses over seeds if `kind` is `within seeds`, and otherwise the losses."""
+    """Largest relative difference from the baseline at any step; None if it is infinite or was not computed. The difference is
+    computed from `curve` if `kind` is `differs`, from mean losses over seeds if `kind` is `within seeds`, or else from losses."""
     curve: str = ""
     """Title of the first curve that differs by more than TOLERANCE: loss or gradient norm; "" unless `kind` is `differs`."""
     step: int | None = None
@@ -55,8 +55,8 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
     """Compare each completed run of a row with a completed run of its baseline that has the same seed.
 
     `identical`: every loss and gradient norm is equal, bit by bit. `agrees`: every difference is within TOLERANCE.
-    `within seeds`: a difference exceeds TOLERANCE, but row and baseline share at least REPEATS seeds, and at every step their
-    mean losses over these seeds differ by at most the standard deviation of the baseline's loss between seeds.
+    `within seeds`: a difference exceeds TOLERANCE, but at every step the mean losses over all shared seeds differ by at most the
+    standard deviation of the baseline's loss between seeds. Row and baseline must share at least REPEATS seeds.
     """
     mine, theirs = _by_seed(runs), _by_seed(baseline)
     seeds = [seed for seed in mine if seed in theirs]
@@ -88,7 +88,7 @@ def _by_seed(runs: Sequence[Run]) -> dict[Any, list[Run]]:
 
 
 def _incomparable(a: Run, b: Run) -> str:
-    """Return the reason why the curves of two runs cannot be compared, or "" if they can be."""
+    """Return the reason why the curves of two runs cannot be compared, or "" if the curves can be compared."""
     if emulated(a) or emulated(b):
         return "an emulated rank has no loss"
     for section in ("model", "data", "seq_len"):

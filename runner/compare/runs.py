@@ -42,7 +42,7 @@ LONGEST_REASON = 2000
 MEASURED = "perf/wps_median"
 """Key of summary.json whose presence shows that the run has written its figures."""
 COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
-"""Pattern of the lines in config.yaml that set `steps` and `measure_after`. All meshrunner versions write lines of this form."""
+"""Pattern of the lines in config.yaml that set `steps` and `measure_after`. All versions write these lines in the same form."""
 
 R = TypeVar("R", bound=JsonFile)
 
@@ -56,7 +56,7 @@ class Run:
     """The state in status.json, or `damaged`, `missing` or `stale` (recorded as running, but its process is gone)."""
     reason: str = ""
     records: Mapping[type[JsonFile], JsonFile] = field(default_factory=dict, repr=False)
-    """The run's JSON files, by record class."""
+    """Content of the run's JSON files, keyed by record class."""
     config: dict[str, Any] = field(default_factory=dict)
     """The configuration; {} if config.yaml cannot be read."""
     choices: dict[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Run:
     task: tuple[str, ...] = ()
     """Overrides that the user typed."""
     directory: str = ""
-    """The directory as named on the command line, if several directories are compared with the first; otherwise empty."""
+    """The directory as typed on the command line, if all directories are compared with the first one; otherwise empty."""
 
     def record(self, kind: type[R]) -> R:
         """Return the record of class `kind`; return an empty record if its file is missing or damaged."""
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def measure_after(self) -> int:
-        """Number of steps, at the start of the run, that are left out of its throughput."""
+        """Number of steps at the start of each attempt that do not count towards the throughput."""
         after = self.config.get("measure_after")
         return after if isinstance(after, int) else 0
 
@@ -124,9 +124,9 @@ class Run:
 
     @property
     def round(self) -> tuple[Path, str]:
-        """The round of a sweep in which the run was executed. Runs that belong to no round have a value of their own.
+        """The round of a sweep in which the run was executed. A run that belongs to no round has a unique value.
 
-        A round executes every combination of the sweep once. Seeds and repeats that a user typed as varying values are no rounds.
+        A round executes every combination of the sweep once. Seeds or repeats that a user typed as varying values are not rounds.
         """
         several = self.sweep.get("repeat", 1) != 1 or self.sweep.get("seeds", 1) != 1
         repeat = repeat_of(self.path.name) if several else ""
@@ -147,7 +147,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one combination."""
+    """The runs of one combination of settings."""
 
     values: dict[str, Any]
     """The varying keys of the row and their values."""
@@ -164,7 +164,7 @@ class Row:
 
     @property
     def counted(self) -> list[Run]:
-        """The completed runs, or all runs if none completed."""
+        """The completed runs, or all runs if no run completed."""
         return self.completed or self.runs
 
     @cached_property
@@ -192,7 +192,7 @@ class Row:
         return list(self.by_round(figure).values())
 
     def by_round(self, figure: Figure) -> dict[Any, float]:
-        """Return the values of a figure in the completed runs. The keys distinguish rounds, and runs of the row in one round."""
+        """Return the values of a figure in the completed runs. The keys distinguish the rounds, and the runs within a round."""
         runs = [run for run in self.completed if not run.figures.get(figure.but)] or self.completed
         found: dict[Any, float] = {}
         seen: Counter[Any] = Counter()
@@ -203,7 +203,7 @@ class Row:
         return found
 
     def errors(self, figure: Figure) -> list[float]:
-        """Return the relative standard error of a figure's median for each completed run that has recorded one."""
+        """Return the relative standard error of a figure's median for each completed run that has recorded this error."""
         errors = (run.figures.get(error_key(figure.key)) for run in self.completed)
         return [error for error in errors if error is not None]
 
@@ -234,7 +234,9 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
     if damage := sweep_damage(folder):
         warn(damage)
     if not below:
-        raise ConfigError(f"{folder} is neither a run nor a sweep: there is no config.yaml in it or one level below")
+        raise ConfigError(
+            f"{folder} is neither a run nor a sweep: no config.yaml in this directory or its subdirectories"
+        )
     yield from sorted(below)
 
 
@@ -261,7 +263,7 @@ def glance(path: Path) -> Run:
     try:
         found = COUNTS.findall(read_regular(path / CONFIG, RECORD_BYTES))
         if not found:
-            raise ValueError("it has no whole number for steps")
+            raise ValueError("`steps` is missing or not a whole number")
     except (OSError, ValueError) as error:
         return _damaged(run, CONFIG, error)
     return replace(run, config={key.decode(): int(value) for key, value in found})
@@ -270,7 +272,7 @@ def glance(path: Path) -> Run:
 def _read_records(path: Path) -> Run:
     """Read the state and the JSON files of a run. If any of the files is damaged, the state is `damaged`."""
     if not path.is_dir():
-        return Run(path, "missing", "sweep.json lists it, but there is no such directory")
+        return Run(path, "missing", "sweep.json lists the run, but there is no such directory")
     if not is_run(path):
         return Run(path, "damaged", "it has no config.yaml")
     damage, records = inspect(path)
@@ -281,7 +283,7 @@ def _read_records(path: Path) -> Run:
     if status.state is None:
         return replace(run, reason="status.json is missing or has no state")
     if status.state == "running" and not owner_is_alive(status):
-        reason = "recorded as running, but its process is gone; `meshrunner resume` continues it"
+        reason = "recorded as running, but its process is gone; `meshrunner resume` continues the run"
         return replace(run, state="stale", reason=reason)
     return replace(run, state=status.state, reason=_short(status.reason))
 

@@ -32,11 +32,11 @@ class Field(NamedTuple):
     values: Sequence[Sequence[Any]]
     """One list of values per row. For the state, the list has an item for each run of the row; otherwise it has one item."""
     open: bool = False
-    """Whether `--where` may name a value that no row has, such as state=oom. If False, such a value is an error."""
+    """Whether `--where` may name a value that no row has, such as state=oom, without raising an error."""
     higher_is_better: bool = False
-    """Whether high values are better. False for a setting and the state."""
+    """Whether high values of a figure are better; False for a setting or the state."""
     constant: bool = False
-    """Whether the field is a setting without a column in the table. If several end in `lr`, `lr` means one with a column."""
+    """Whether the setting has no column in the table. If several fields end in `lr`, `lr` means the field that has a column."""
 
 
 class Filter(NamedTuple):
@@ -49,13 +49,13 @@ class Filter(NamedTuple):
     """Values to compare with: one number for `<`, `<=`, `>` and `>=`, or one or more alternatives for `=` and `!=`."""
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return whether a row with these values meets the condition: one of the values must meet it, or all of them for `!=`."""
+        """Return whether a row meets the condition. One of the row's `values` must meet it; for `!=`, all values must meet it."""
         if order := ORDERS.get(self.operator):
             return any(order(found, self.given[0]) for value in values if (found := number(value)) is not None)
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if a value that the condition names is not in `values`, or if `<` or `>` finds no number there."""
+        """Raise ConfigError if the condition names a value that is not in `values`, or needs a number and `values` has none."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):
@@ -130,8 +130,8 @@ def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> lis
 
 
 def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[int]:
-    """Return the indices of rows, sorted by the field named `by`. Figures start with the best value, other fields with the
-    smallest.
+    """Return the indices of rows, sorted by the field named `by`. Figures start with the best value; other fields start
+    with the smallest value.
 
     A minus before the name reverses the order. Numbers sort before text. Rows without a value always come last.
     """
@@ -150,7 +150,7 @@ def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[i
 def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
-    """Keep the first `top` rows (by `sort`, or else by speed) that meet all conditions. Raise ConfigError if there is none."""
+    """Keep the rows that meet all conditions, at most the first `top` by `sort` or speed. Raise ConfigError if no row is left."""
     fields, rows = fields_of(comparison), comparison.rows
     check_top(top)
     chosen = meeting(where, fields, len(rows))

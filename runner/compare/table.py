@@ -29,7 +29,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def html(comparison: Comparison) -> str:
-    """Return a comparison as HTML for notebooks. Without colours of its own, it is readable in light and dark themes."""
+    """Return a comparison as HTML for notebooks. The HTML sets no colours, so that it is readable in light and dark themes."""
 
     def line(cell: str, cells: Sequence[str], tag: str = "tr") -> str:
         return f"<{tag}>{''.join(f'<{cell}>{escape(one_line(text))}</{cell}>' for text in cells)}</{tag}>"
@@ -68,11 +68,9 @@ def print_table(comparison: Comparison) -> None:
     for title, value in facts(comparison).items():
         screen.print(one_line(f"{title}: {value}"))  # not folded, so that commands can be copied
     if comparison.baseline is None and comparison.keys:
-        sentences(["--baseline KEY=VALUE compares each row with another"])
+        sentences(["--baseline KEY=VALUE compares each row with a baseline row"])
     if len(tables) * len(comparison.rows) > screen.height:
-        hint = (
-            "`meshrunner compare DIR --top N` shows the fastest, --where KEY=VALUE chooses some, --sort KEY sorts them"
-        )
+        hint = "`meshrunner compare DIR --top N` shows the N fastest, --where KEY=VALUE selects rows, --sort KEY sorts rows"
         sentences(["", *found, f"{len(comparison.rows)} rows: {hint}"])  # the first lines have scrolled off the screen
 
 
@@ -104,8 +102,8 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 def parts(table: Sequence[Column], width: int, names: Sequence[str], keys: int = 1) -> list[list[Column]]:
     """Split the columns of a table that is wider than `width` characters into several tables. Each table starts with row numbers.
 
-    The first `keys` columns identify a row, so each table repeats them. If this leaves no room for the columns that lead, a
-    column with the shortened names of the rows is repeated instead.
+    The first `keys` columns identify a row, so each table repeats them. If this leaves no room for the leading columns, each
+    table instead repeats a column with shortened names of the rows.
     """
     if _needed(table) <= width:
         return [list(table)]
@@ -121,7 +119,7 @@ def parts(table: Sequence[Column], width: int, names: Sequence[str], keys: int =
 
 
 def _filled(first: Sequence[Column], columns: Sequence[Column], width: int) -> list[list[Column]]:
-    """Distribute columns among tables that begin with the columns `first`, or with row numbers alone if these are too wide."""
+    """Distribute columns among tables that begin with the columns `first`, or with row numbers alone if `first` is too wide."""
     found: list[list[Column]] = []
     for column in columns:
         if not found or _needed([*found[-1], column]) > width:

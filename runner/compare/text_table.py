@@ -16,7 +16,7 @@ class Column(NamedTuple):
     title: str
     cells: list[str]
     leads: bool = False
-    """Whether the column is shown first where there is no room for all columns."""
+    """Whether the column is shown first if there is no room for all columns."""
 
 
 def lines_of(table: Sequence[Column]) -> list[str]:
@@ -33,7 +33,7 @@ def _cell(text: str) -> str:
 
 
 def fitted(text: str, width: int) -> str:
-    """Shorten text to `width` characters. Cut out its middle, because names of runs differ at their beginnings and ends."""
+    """Shorten text to `width` characters. Cut out the middle, because names of runs differ at the beginning and the end."""
     if len(text) <= width:
         return text
     end = width // 3

@@ -43,7 +43,7 @@ from meshrunner.runner.console import warn
 from meshrunner.runner.rundir import key_of
 
 WIDE = 2048
-"""Smallest `model.dim` for which the default `seq_len` is misleading."""
+"""Minimum `model.dim` at which the default `seq_len` causes a warning."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Composed:
     """The configuration without its section `hydra`. All interpolations are resolved."""
     run_dir: Path
     overrides: dict[str, Any]
-    """Two entries: `task` lists the overrides that the user typed, `choices` maps each group to the chosen option."""
+    """Two entries: `task` lists the overrides that the user typed, and `choices` maps each group to the chosen option."""
     launcher: dict[str, Any] = field(default_factory=dict)
     """The resolved `hydra.launcher`."""
 
 
 class Composer:
-    """Hydra, set up for one command line. Its methods raise ConfigError or an exception of Hydra if an override is invalid."""
+    """An instance of Hydra for one command line. All methods raise ConfigError or a Hydra exception if an override is invalid."""
 
     def __init__(self, verb: str, arguments: list[str]) -> None:
         args = parse(verb, arguments)
@@ -101,7 +101,7 @@ class Composer:
         return True
 
     def helped(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return the configuration and its section `hydra` for --help; None without --help or if `hydra.help` was customised."""
+        """Return the configuration and its section `hydra`, or None if --help was not given or `hydra.help` was customised."""
         if not self.args.help or self.args.hydra_help:
             return None
         mode = RunMode.MULTIRUN if self.args.multirun else RunMode.RUN
@@ -117,7 +117,7 @@ class Composer:
         return complete(self.hydra, self.given["config_name"], line)
 
     def single_run(self) -> Composed | None:
-        """Compose a single run; return None if the flag `-m`, or a file with `hydra.mode: MULTIRUN`, requests a sweep."""
+        """Compose a single run; return None if the flag `-m` or the setting `hydra.mode: MULTIRUN` requests a sweep."""
         if self.args.multirun:
             return None
         config = self._compose(RunMode.RUN)
@@ -129,7 +129,7 @@ class Composer:
         return composed
 
     def compose_sweep(self) -> DictConfig:
-        """Compose the configuration of a sweep, including its section `hydra`. Keys that the sweep varies keep their defaults."""
+        """Compose the configuration of a sweep with its section `hydra`. Keys that the sweep varies have their default values."""
         config = self._compose(RunMode.MULTIRUN)
         # Refuse secrets before Hydra's sweeper copies the values into the overrides of each job.
         sections: Any = OmegaConf.to_container(config, resolve=False)
@@ -138,7 +138,7 @@ class Composer:
         if config.hydra.sweeper._target_ in GRID_SWEEPERS:
             check_number(_of_grid(config))
         if config.hydra.mode == RunMode.RUN:
-            warn("hydra.mode=RUN is ignored: -m makes this a sweep")
+            warn("hydra.mode=RUN is ignored because -m requests a sweep")
         for remark in without_effect(config, sweep=True):
             warn(remark)
         return config
@@ -146,9 +146,9 @@ class Composer:
     def sweep(
         self, config: DictConfig, ended: Callable[[Any], object], jobs: Sequence[Sequence[str]] | None = None
     ) -> None:
-        """Run Hydra's sweeper. It passes batches of jobs to the launcher, and the launcher calls `ended` after each batch.
+        """Run Hydra's sweeper, which passes batches of jobs to the launcher. The launcher calls `ended` after each batch.
 
-        jobs: overrides of jobs to pass as one batch instead.
+        If `jobs` (a list of overrides for each job) is given, launch these jobs as one batch without the sweeper.
         """
         # Hydra.multirun would compose the configuration again and put a later time into the directory's name.
         callbacks = Callbacks(config)
@@ -185,7 +185,7 @@ class Composer:
 
 
 def grid(loader: Any, config: DictConfig) -> list[list[str]]:
-    """Return the overrides of each combination of a sweep. Raise ConfigError if its sweeper creates combinations later."""
+    """Return the overrides of each combination of a sweep. Raise ConfigError if the sweeper adds combinations while it runs."""
     if config.hydra.sweeper._target_ not in GRID_SWEEPERS:
         raise ConfigError("hydra/sweeper: this sweeper chooses combinations while it runs; use hydra/sweeper=basic")
     parser = OverridesParser.create(config_loader=loader)
@@ -212,7 +212,7 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
 
 
 def warn_of_short_sequences(runs: Iterable[Composed]) -> None:
-    """Warn once if a large model has the default seq_len. No model sets a length of its own, so that models can be compared."""
+    """Warn once if a large model has the default seq_len. Model options leave seq_len unset, which keeps models comparable."""
     default = shipped.top_level()["seq_len"]
     for run in runs:
         dim, typed = run.config["model"].get("dim"), "seq_len" in map(key_of, run.overrides["task"])
@@ -225,7 +225,7 @@ def warn_of_short_sequences(runs: Iterable[Composed]) -> None:
 
 
 def _task(config: DictConfig) -> DictConfig:
-    """Return a configuration without its section `hydra`. Its values may still refer to this section: `${hydra:job.num}`."""
+    """Return a configuration without its section `hydra`. Interpolations such as `${hydra:job.num}` still work."""
     setup_globals()
     HydraConfig.instance().set_config(config)
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
@@ -238,7 +238,7 @@ def _of_grid(config: DictConfig) -> list[str]:
 
 
 def typed(overrides: ListConfig) -> list[str]:
-    """Return Hydra's list of overrides as text. `${seed}` stays unresolved: in `seed=1,2 steps=${seed}`, it differs per job."""
+    """Return Hydra's list of overrides as text. Leave `${seed}` in `steps=${seed}` unresolved: a sweep may vary the seed."""
     found: Any = OmegaConf.to_container(overrides, resolve=False)  # iterating would resolve ${seed} once for all jobs
     return [str(override) for override in found]
 

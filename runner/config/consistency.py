@@ -1,4 +1,4 @@
-"""Check that the settings of an experiment fit each other and its devices. A unit is a module that FSDP gathers as a whole."""
+"""Check that an experiment's settings fit each other and the devices. A unit is a module that FSDP gathers as a whole."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _emulation_problems(experiment: Experiment, workers: int) -> list[str]:
 
 
 def remarks(experiment: Experiment) -> list[str]:
-    """Return a warning for each setting that is valid but has no effect, hides a figure, or costs speed or precision.
+    """Return a warning for each setting that is valid but has no effect, makes a metric unknown, or costs speed or precision.
 
     Raise ConfigError if a setting names an unknown parameter or module, or if FSDP units are invalid. Import torch and build
-    the model on the meta device only if a setting names parameters or modules, or the units need to be checked.
+    the model on the meta device only if a setting names parameters or modules, or if FSDP units must be checked.
     """
     found = _remarks(experiment) + experiment.lr_schedule.remarks(experiment.steps) + experiment.model.remarks()
     found += [remark for tracker in experiment.tracker.members.values() for remark in tracker.remarks()]
@@ -72,7 +72,7 @@ def remarks(experiment: Experiment) -> list[str]:
         unused = [f"wrap={wrap.kind}"] if wrap.kind != "blocks" else []
         if layout.reshard_after_forward not in ("auto", "always"):
             unused.append("parallelism.reshard_after_forward")
-        found += [f"{key} has no effect: {layout.kind} has no units" for key in unused]
+        found += [f"{key} has no effect: {layout.kind} has no FSDP units" for key in unused]
     if not (experiment.model.freeze or wrap.needs_network or layout.checks_units):
         return found
     network = experiment.model.on_meta(experiment.seq_len)
@@ -89,7 +89,7 @@ def _remarks(experiment: Experiment) -> list[str]:
         found.append(f"rank {launch.emulate} is emulated: there is no loss and no gradient norm, and trackers are off")
     if experiment.measure_after >= experiment.steps:
         found.append(
-            f"measure_after({experiment.measure_after}) leaves none of steps({experiment.steps}): the speed of this run "
+            f"measure_after({experiment.measure_after}) excludes all of steps({experiment.steps}): the speed of this run "
             "will be unknown, and its peak memory includes the start-up; raise steps"
         )
     if objective.startswith("trace/") and experiment.profiler.kind != "trace":
@@ -111,7 +111,7 @@ def _remarks(experiment: Experiment) -> list[str]:
 
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
-    """Raise ConfigError if backward gathers a unit in a recomputed block at another time than forward. Torch 2.13 would fail."""
+    """Raise ConfigError if forward and backward gather a unit in a recomputed block at different times. Torch 2.13 fails then."""
     from meshrunner.recipes.parallelism.wrap_policy import inside_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint
@@ -120,11 +120,11 @@ def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapP
     recomputed = any(map(option.recomputes, range(len(network.block_names()))))
     if names and recomputed and layout.plans_buffers:
         raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit with planned buffers: it is inside a recomputed block, so backward and forward "
-            "gather it at different times; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
+            f"wrap: '{names[0]}' cannot be a unit with planned buffers: it is inside a recomputed block and is gathered at "
+            "different times in forward and backward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
         )
     if names and layout.kind == "fsdp2" and ahead and option.kind == "selective_op":
         raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit inside a block that selective_op recomputes while units are gathered ahead of "
-            "use; use wrap=blocks, activation_checkpoint=full, or parallelism.expert=1 with parallelism.prefetch=0"
+            f"wrap: '{names[0]}' cannot be a unit inside a block that selective_op recomputes, because this layout gathers "
+            "units ahead of use; use wrap=blocks, activation_checkpoint=full, or parallelism.expert=1 with parallelism.prefetch=0"
         )

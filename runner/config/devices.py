@@ -1,4 +1,4 @@
-"""Find the devices of this node, and the devices that a prediction is for. Import torch only if a GPU driver exists."""
+"""Find the devices of this node, and the devices for which to predict a run. Import torch only if a GPU driver exists."""
 
 import ctypes
 import os
@@ -16,9 +16,9 @@ from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the NVIDIA driver and the AMD driver."""
 CORES = "MESHRUNNER_CORES"
-"""Environment variable that holds the maximum number of CPU cores of a run. A sweep sets it if several runs share the node."""
+"""Environment variable with the maximum number of CPU cores of a run; a sweep sets it if several runs share the node."""
 CPU_WORKERS = 2
-"""Default number of workers on a node without GPUs. A single worker would not communicate."""
+"""Default number of workers on a node without GPUs: more than one, because a single worker would not communicate."""
 
 
 class ExpectedDevices(NamedTuple):
@@ -30,7 +30,7 @@ class ExpectedDevices(NamedTuple):
     """Option of the group `hardware` with the rates from which `plan` predicts the speed; None if the rates are unknown."""
     name: str
     memory_gib: float
-    """Memory of one device in GiB. On a CPU: launch.host_memory_gib, or else the memory of the machine divided by `workers`."""
+    """Memory of one device in GiB; on a CPU, launch.host_memory_gib, or else the machine's memory divided by `workers`."""
     workers: int
     """Number of workers on each node."""
 
@@ -40,20 +40,20 @@ class NodeDevices(NamedTuple):
 
     type: str
     workers: int
-    """Workers per node of the run's mesh."""
+    """Number of workers on each node of the run's mesh."""
     threads: int
     """CPU threads of each worker."""
     emulated: bool = False
-    """Whether one process plays one rank of the mesh (`launch.emulate`)."""
+    """Whether a single process emulates one rank of the mesh (`launch.emulate`)."""
 
     @property
     def processes(self) -> int:
-        """Worker processes that this node starts, one per device."""
+        """Number of worker processes that this node starts, one per device."""
         return 1 if self.emulated else self.workers
 
 
 def gpu_count() -> int:
-    """Return the number of GPUs that torch can use. Importing torch takes seconds, so try NVML first."""
+    """Return the number of GPUs that torch can use. Try NVML first, because importing torch takes seconds."""
     if not any(driver.exists() for driver in DRIVERS):
         return 0
     if (count := _count_with_nvml()) is not None:
@@ -64,8 +64,8 @@ def gpu_count() -> int:
 
 
 def _count_with_nvml() -> int | None:
-    """Return the number of visible NVIDIA GPUs. Return None if the driver's library NVML is missing or fails, torch is built for
-    other devices, or CUDA_VISIBLE_DEVICES is not a list of different indices of GPUs."""
+    """Return the number of visible NVIDIA GPUs. Return None if the driver's library NVML is missing or fails, if torch is built
+    without CUDA, or if CUDA_VISIBLE_DEVICES is not a list of distinct GPU indices."""
     visible, torch_spec = os.environ.get("CUDA_VISIBLE_DEVICES"), find_spec("torch")
     folders = torch_spec.submodule_search_locations if torch_spec else None
     if not folders or not Path(folders[0], "lib", "libtorch_cuda.so").exists():
@@ -85,14 +85,14 @@ def _count_with_nvml() -> int | None:
 
 
 def visible_gpus() -> list[str]:
-    """Return the name of each GPU that torch can use: its index or UUID in CUDA_VISIBLE_DEVICES, or else 0, 1, 2, ..."""
+    """Return the index or UUID of each GPU that torch can use, from CUDA_VISIBLE_DEVICES if it is set, or else 0, 1, 2, ..."""
     count = gpu_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(count)] if named is None else [each.strip() for each in named.split(",")][:count]
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use: its affinity, or less if the variable CORES says so."""
+    """Return the number of CPU cores that this process may use: the size of its CPU affinity, or $MESHRUNNER_CORES if smaller."""
     own = len(os.sched_getaffinity(0))
     return min(own, int(os.environ.get(CORES, own)))
 
@@ -102,8 +102,8 @@ def too_few_cores(devices: NodeDevices) -> str | None:
     if devices.type == "cpu" or cores() >= FEWEST_CORES * devices.processes:
         return None
     return (
-        f"{counted(devices.processes, 'worker')} on GPUs, {counted(cores(), 'CPU core')}: with fewer than {FEWEST_CORES} "
-        "for each, the GPUs wait for the CPU. Under SLURM request more with hydra.launcher.cpus_per_task or cpus_per_gpu"
+        f"{counted(cores(), 'CPU core')} for {counted(devices.processes, 'worker')} on GPUs: with fewer than {FEWEST_CORES} "
+        "per worker, the GPUs wait for the CPU. Under SLURM, request more with hydra.launcher.cpus_per_task or cpus_per_gpu"
     )
 
 
@@ -121,7 +121,7 @@ def expected_device_type(hardware: Hardware) -> str:
 
 
 def expected_devices(experiment: Experiment) -> ExpectedDevices:
-    """Return the devices for which to predict an experiment. If hardware=h200, these are H200s even on a machine without one."""
+    """Return the devices for which to predict an experiment. With hardware=h200, return H200s even on a machine without H200s."""
     hardware, given = experiment.hardware, experiment.launch.workers
     if given != "auto":
         workers = given
@@ -143,7 +143,7 @@ def expected_devices(experiment: Experiment) -> ExpectedDevices:
 
 
 def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevices]:
-    """Build an experiment and find the devices for its prediction; raise ConfigError if the experiment cannot run on them."""
+    """Build an experiment and find the devices for its prediction; raise ConfigError if it cannot run on these devices."""
     experiment = check(config)
     experiment = experiment.on(expected_device_type(experiment.hardware))
     device = expected_devices(experiment)
@@ -152,7 +152,7 @@ def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevice
 
 
 def node_devices(experiment: Experiment) -> NodeDevices:
-    """Return the devices of this node for an experiment; raise ConfigError if the experiment cannot run on them."""
+    """Return the devices of this node for an experiment; raise ConfigError if the experiment cannot run on this node."""
     launch, hardware = experiment.launch, experiment.hardware
     gpus = 0 if isinstance(hardware, CPU) else gpu_count()
     if not isinstance(hardware, CPU | AutoHardware) and not gpus:

@@ -1,4 +1,4 @@
-"""The configuration of a run as a frozen `Experiment`, built from a plain dict. The checks do not import torch."""
+"""The configuration of a run as a frozen `Experiment`, built from a plain dict. Validation does not import torch."""
 
 import os
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -40,19 +40,19 @@ class Launch(Section):
         dict[str, Annotated[str, BeforeValidator(as_text, json_schema_input_type=str | int | float | bool)]],
         AfterValidator(effective),
     ]
-    """Environment variables of the workers, such as allocator, NCCL and CUDA settings. They override exported variables."""
+    """Environment variables of the workers, such as allocator, NCCL and CUDA settings; these override exported variables."""
     bind: Literal["auto", "none"] = "auto"
-    """CPUs of a worker; auto: the CPUs close to its GPU (same NUMA domain) if they are at least 2 per worker; none: all CPUs."""
+    """CPUs that a worker may use; auto: the CPUs in its GPU's NUMA domain, if there are at least 2 per worker; none: all CPUs."""
     emulate: Annotated[int | None, whole(None, at_least=0)] = None
-    """Rank that one local device plays alone."""
+    """Rank that a single local device emulates; null: start all ranks."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
-    """GiB of host memory that a worker may allocate after the recipe starts; null: no limit. A run above it ends as `oom`."""
+    """GiB of host memory that a worker may allocate after the recipe starts, before the run ends as `oom`; null: no limit."""
     start_timeout_minutes: Minutes
-    """Maximum minutes until the first step is done, compilation included. A run that takes longer ends as `timeout`."""
+    """Maximum minutes until the first step is completed, including compilation; a slower run ends as `timeout`."""
     timeout_minutes: Minutes
-    """Maximum minutes from one completed step to the next. A run that takes longer ends as `timeout`."""
+    """Maximum minutes from one completed step to the next; a run with a slower step ends as `timeout`."""
 
     @property
     def nodes_used(self) -> int:
@@ -77,32 +77,32 @@ class Launch(Section):
 
 
 class Sweep(Section):
-    """Settings of a whole sweep: combinations to leave out, repeats, retries."""
+    """Settings of a whole sweep, such as combinations to leave out, repeats and retries."""
 
     affects: ClassVar[Affects] = Affects.SWEEP
 
     exclude: list[str]
-    """Combinations to leave out. Each entry lists conditions: `activation_checkpoint=full micro_batch=8,16`."""
+    """Combinations to leave out: each entry lists conditions that must all match, such as `precision=bf16 micro_batch=8,16`."""
     baseline: str | None
-    """Setting of baselines, such as `parallelism=fsdp1`. A row is compared with a baseline that differs only in this setting."""
+    """Setting of baselines, such as `parallelism=fsdp1`. A row's baseline differs from the row only in the baseline setting."""
     best_by: list[str] = []
-    """Keys for each of whose values a table names the best row."""
+    """Keys by which to name the best rows: a table shows the best row for each combination of their values."""
     repeat: Annotated[int | Auto, whole("auto", at_most=1000)]
-    """Number of runs of each combination, in rounds; auto: 3, then more where the order is not decided."""
+    """Number of runs of each combination, in rounds; auto: 3, then more for combinations whose order is not decided."""
     max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8
     """Maximum number of rounds if `repeat` is auto."""
     order: Literal["shuffled", "as_given"] = "shuffled"
-    """Order of combinations within each round; `seed` shuffles it."""
+    """Order of combinations within each round; shuffled: a random order that depends on the key `seed`."""
     seeds: Annotated[int, whole(at_most=1000)]
-    """Number of seeds per combination: `seed`, `seed` + 1 and so on. Differences between runs with these seeds show the noise."""
+    """Number of seeds per combination: `seed`, `seed` + 1 and so on. Differences between the seeds show the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
-    """Maximum retries of a run that failed or timed out."""
+    """Maximum number of retries of a run that failed or timed out."""
     rerun: list[Literal["completed", "oom", "skipped"]]
-    """Final states of runs that `meshrunner resume` executes again in a sweep. Earlier results of these runs are discarded."""
+    """Final states of the runs of a sweep that `meshrunner resume` executes again, discarding their earlier results."""
     devices: AutoCount
-    """Number of devices on this node to divide among concurrent runs; auto: all visible GPUs, or one run at a time on CPUs."""
+    """Number of this node's devices to divide among concurrent runs; auto: all visible GPUs, or one run at a time on CPUs."""
     fail_fast: bool
-    """Stop the sweep at the first run that does not complete."""
+    """Whether to stop the sweep at the first run that does not complete."""
     preflight: Annotated[
         Literal["off", "warn", "skip"],
         BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads `off` as False
@@ -117,20 +117,20 @@ class Tune(Section):
     affects: ClassVar[Affects] = Affects.SWEEP
 
     runs: Annotated[int, whole(at_most=1000)]
-    """Maximum number of runs of the search. Further repeats of the fastest combinations do not count."""
+    """Maximum number of runs of the search, not counting the repeats that compare the fastest combinations at the end."""
     minutes: Annotated[float | None, Field(gt=0)]
-    """Minutes of runs after which no further wave of runs starts; null: no limit."""
+    """Total minutes of runs after which the search starts no further runs; null: no limit."""
     tolerance: Annotated[float, Field(gt=0, lt=1)]
-    """Fraction of the best speed. The search ends if no other combination is probably (95%) faster by more than this."""
+    """Fraction of the best speed: the search ends when, with 95% probability, no combination is faster by more than this."""
     steps: Annotated[int, whole(at_least=2)]
-    """Optimizer steps of a run, in place of the key `steps`."""
+    """Number of optimizer steps of each run of the search; replaces the key `steps`."""
 
 
 class Experiment(Recipe):
     """A recipe with its hardware, tracker, profiler and launch settings, for a single run or one run of a sweep."""
 
     hardware: Annotated[SerializeAsAny[Hardware], chosen(Hardware)]
-    """Device, with its peak FLOP/s, memory and bandwidths. MFU is relative to the peak, and memory percentages to the memory."""
+    """Type of device: peak FLOP/s, memory and bandwidths, to which MFU and memory percentages are relative."""
     tracker: Annotated[SerializeAsAny[Tracker], chosen(Tracker)]
     """Destination of figures in addition to the run directory, such as Weights & Biases."""
     profiler: Annotated[SerializeAsAny[Profiler], chosen(Profiler)]
@@ -138,25 +138,25 @@ class Experiment(Recipe):
     launch: Launch
     """Settings of the workers: nodes, workers per node, threads, environment, time limits."""
     sweep: Sweep
-    """Settings of a sweep as a whole: combinations to leave out, repeats, retries."""
+    """Settings of a sweep as a whole, such as combinations to leave out, repeats and retries."""
     tune: Tune = Tune.model_construct(runs=12, minutes=None, tolerance=0.02, steps=15)
     """Settings of the search for the fastest combination with `meshrunner tune`."""
     progress: Annotated[Literal["auto", "steps", "runs"], Affects.DISPLAY] = "auto"
     """Progress output of a sweep; steps: a line per step; runs: a line per run; auto: a live table on a terminal, else `runs`."""
     log_every: Annotated[AutoCount, Affects.FIGURES]
-    """Interval in steps at which metrics are read from all ranks; auto: 1 on CPU, 10 on CUDA. Reading waits for the device."""
+    """Steps between reads of metrics from all ranks; auto: 1 on CPU, 10 on CUDA. Reading metrics waits for the device."""
     measure_after: Annotated[int, whole(at_least=0), Affects.RESULT]
-    """Number of steps at the start of a run that throughput and peak memory leave out, because torch compiles and tunes then."""
+    """Number of initial steps to exclude from throughput and peak memory, because torch compiles and tunes in these steps."""
     objective: Annotated[
         str,
         AfterValidator(_known_figure),
         Field(json_schema_extra=lambda schema: schema.update(enum=[*summary_keys()])),
         Affects.SWEEP,
     ]
-    """Key in summary.json of the value that a searching hydra/sweeper optimises. The default sweeper tries all combinations."""
+    """Key in summary.json of the value that hydra/sweeper optimises. The default sweeper ignores this key."""
 
     def host_memory(self, workers: int) -> tuple[str, float]:
-        """Return the name and the size in GiB of the memory that one of `workers` has on a CPU."""
+        """Return a description and the size in GiB of the memory that each of `workers` workers on a CPU has."""
         if (limit := self.launch.host_memory_gib) is not None:
             return "a worker (launch.host_memory_gib)", limit
         workers = workers if self.launch.emulate is None else 1
@@ -164,7 +164,7 @@ class Experiment(Recipe):
         return "this machine's memory" + (f" / {workers} workers" if workers > 1 else ""), memory_gib
 
     def sequences_per_step(self, workers: int) -> int:
-        """Return `global_batch` or, if it is null, the number that follows from the layout. workers: workers per node."""
+        """Return the global batch in sequences, from `global_batch` or else from the layout. workers: workers per node."""
         return self.accumulation(self.parallelism.degrees(self.launch.nodes, workers).data)[0]
 
     def host_bytes(self, ranks: int) -> int:
@@ -176,7 +176,7 @@ class Experiment(Recipe):
         return ProfiledRun(self.steps, self.measure_after, self.compile.compiles)
 
     def steps_between_read_outs(self, device_type: str) -> int:
-        """Return `log_every`, or the default for this device type if `auto`. Reading at every step would leave a GPU idle."""
+        """Return `log_every`, or the default for a device type if `auto`. Reading metrics every step would leave a GPU idle."""
         if self.log_every == "auto":
             return 10 if device_type == "cuda" else 1
         return self.log_every

@@ -1,4 +1,4 @@
-"""The `hardware` group: peak FLOP/s, memory and bandwidths of a device. MFU and memory percentages are relative to them."""
+"""The `hardware` group: peak FLOP/s, memory and bandwidths of a device, to which MFU and memory percentages are relative."""
 
 import re
 from typing import ClassVar
@@ -33,7 +33,7 @@ class Efficiency(Section):
     memory: float = Field(gt=0, le=1)
     """Fraction of the memory bandwidth that elementwise operators reach."""
     contention: float = Field(ge=0, le=1)
-    """Slowdown of compute by communication: seconds that compute loses in each second in which communication overlaps it."""
+    """Slowdown of compute by communication: seconds of compute lost per second of overlap between compute and communication."""
     kernel_s: float = Field(ge=0)
     """Fixed time per operator on the device, in seconds."""
     host_s: float = Field(ge=0)
@@ -44,9 +44,9 @@ class Calibrated(Section):
     """The quality of a fit by `meshrunner calibrate`, which fits the constants of a device to measured runs."""
 
     runs: Count
-    """Number of measured combinations of settings. Repeats of a combination count once."""
+    """Number of measured combinations of settings; several runs of one combination count once."""
     error_pct: float = Field(ge=0)
-    """Largest error of a predicted speed, in percent. Each combination is predicted with constants fitted to all the others."""
+    """Largest error of a predicted speed in percent, from leave-one-out cross-validation over the measured combinations."""
 
 
 class CPUSpeed(Section):
@@ -67,7 +67,7 @@ class CPUSpeed(Section):
     collective_s: float = Field(ge=0)
     """Latency of a collective, in seconds."""
     jitter: float = Field(ge=0)
-    """Standard deviation, in seconds, of the time that one second of work takes. Collectives wait for the slowest worker."""
+    """Standard deviation of the time that one second of work takes, in seconds. Collectives wait for the slowest worker."""
 
 
 class Hardware(Option):
@@ -80,7 +80,7 @@ class Hardware(Option):
     }
 
     def found(self, device_name: str, memory_gib: float) -> "Hardware | None":
-        """Return the option with a device's rates: this one, or if hardware=auto, the match in conf/hardware; None if unknown."""
+        """Return the option with a device's rates, or None if unknown. hardware=auto returns the match in conf/hardware."""
         return self
 
     def peak_tflops(self, rate: str) -> float | None:
@@ -89,16 +89,16 @@ class Hardware(Option):
 
 
 class GPU(Hardware):
-    """An accelerator, as its data sheet describes it."""
+    """A GPU with the rates from its data sheet."""
 
     name: str
     """Name shown in tables."""
     match: str
-    """Regular expression that matches the name the driver reports."""
+    """Regular expression that matches the device name that the driver reports."""
     memory_gib: float = Field(gt=0, le=1e6)
     """Device memory in GiB: the value torch reports, or the data sheet's GB converted to GiB."""
     peak: PeakFlops
-    """Dense matmul rates in TFLOP/s by dtype, without structured sparsity. MFU is relative to these rates."""
+    """Dense matmul rates in TFLOP/s by dtype, without structured sparsity. MFU is relative to these peak rates."""
     memory_bandwidth: float = Field(ge=1e-3)
     """Bandwidth of device memory in GB/s."""
     link_bandwidth: float = Field(ge=1e-3)
@@ -106,10 +106,10 @@ class GPU(Hardware):
     network_bandwidth: float = Field(ge=1e-3)
     """Bandwidth from a device to other nodes in GB/s, in one direction."""
     devices_per_node: Count
-    """Devices per node. `submit` requests this number if launch.workers is auto."""
+    """Number of devices per node, which `submit` requests if launch.workers is auto."""
     # Older run directories lack the following keys, so they need defaults.
     compute_capability: float | None = Field(None, gt=0)
-    """Compute capability of an NVIDIA device, such as 9.0. torch chooses kernels for attention by it; null: unknown or none."""
+    """Compute capability of an NVIDIA device, such as 9.0, by which torch chooses attention kernels; null: unknown or none."""
     reserved_elsewhere_gib: float = Field(1.5, ge=0)
     """Device memory in GiB that a process uses outside torch's allocator, such as the CUDA context and NCCL buffers."""
     efficiency: Efficiency = Efficiency.model_construct(  # builds no validator, which would slow down every import
@@ -130,7 +130,7 @@ class GPU(Hardware):
 
 
 class CPU(Hardware):
-    """A CPU. Its peak is measured with a matmul that uses the run's number of threads."""
+    """A CPU, whose peak FLOP/s is measured with matmuls on the run's number of threads."""
 
     # Older run directories lack the following keys, so they need defaults.
     speed: CPUSpeed | None = None

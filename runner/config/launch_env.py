@@ -19,12 +19,12 @@ WITHOUT_EFFECT = {
 }
 """Variables that `launch.env` refuses because they would have no effect there, each mapped to the reason that users see."""
 OF_THE_LAUNCHER = ("MESHRUNNER_", "WANDB_", "HF_")
-"""Prefixes of variables that `launch.env` refuses: it sets variables of workers, but the launching process reads these too."""
+"""Prefixes of variables that `launch.env` refuses, because the launching process reads these variables, too."""
 THREADS = "OMP_NUM_THREADS"
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Names of the variable that configures torch's caching allocator: first the current name, then the older names."""
 ALLOCATOR_DEFAULT = "expandable_segments:True"
-"""Allocator setting if the user sets none. Segments that cannot grow leave gaps that are too small for the next tensor."""
+"""Allocator setting if the user sets none: expandable segments, because segments of fixed size cause fragmentation."""
 
 
 def as_text(value: Any) -> Any:
@@ -33,7 +33,7 @@ def as_text(value: Any) -> Any:
 
 
 def effective(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables of `launch.env` unchanged. Raise PydanticCustomError if one is secret, invalid or without effect."""
+    """Return valid `launch.env` variables unchanged; raise PydanticCustomError for a secret, invalid or ineffective variable."""
     if secret := sorted(filter(is_secret, variables)):
         raise PydanticCustomError(
             "secret", "the name {names} suggests a secret value, and " + WHERE, {"names": ", ".join(secret)}
@@ -52,7 +52,7 @@ def effective(variables: dict[str, str]) -> dict[str, str]:
 
 
 def allocator_variables(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the allocator variables for a GPU worker: those in `own` (launch.env), else the exported ones, else the default."""
+    """Return the allocator variables for a GPU worker: those in `own` (launch.env), else exported variables, else the default."""
     for variables in (own, os.environ):
         if found := {name: variables[name] for name in ALLOCATOR if name in variables}:
             return found

@@ -1,4 +1,4 @@
-"""Find the runs of a sweep that can be executed, and a run's checkpoint. Refuse settings that changed since the checkpoint."""
+"""Find the executable runs of a sweep and the checkpoint of a run. Refuse settings that changed since the checkpoint."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,13 +24,13 @@ class Usable(NamedTuple):
 
     run_dirs: list[Path]
     first: Experiment
-    """Experiment of the first run in `run_dirs`. The section `sweep` of this experiment applies to the whole sweep."""
+    """Experiment of the first run in `run_dirs`, whose section `sweep` applies to the whole sweep."""
     damaged: int
-    """Number of damaged runs, plus 1 if the sweep's own files are damaged. Missing directories are not counted."""
+    """Number of damaged runs, plus 1 if the sweep's own files are damaged. Missing run directories are not counted."""
 
 
 def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
-    """Return the runs of a sweep that can be executed, and warn about all others. Raise ConfigError if there is no such run."""
+    """Return the runs of a sweep that can be executed, and warn about all others. Raise ConfigError if no run can be executed."""
     problems = [damage] if (damage := sweep_damage(sweep_dir)) else []
     run_dirs: list[Path] = []
     first: Experiment | None = None
@@ -70,8 +70,8 @@ def fit_continuing(
 ) -> tuple[Experiment, StoredCheckpoint | None]:
     """Return the experiment to execute and the checkpoint to resume from (None if the run starts at step 1).
 
-    If `global_batch` is null, it gets the checkpoint's value. Raise Incompatible if settings conflict (see `fit`). Raise
-    ConfigError if no steps are left or, unless `force`, if settings that affect the result have changed.
+    Replace a null `global_batch` by the checkpoint's value. Raise Incompatible if settings conflict (see `fit`). Raise
+    ConfigError if no steps are left to train or if, without `force`, settings that affect the result have changed.
     """
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:
@@ -117,7 +117,7 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
 
 
 def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
-    """Return whether `steps` was raised after a run had completed. Raise ConfigError if it was, but no checkpoint is usable."""
+    """Return whether `steps` was raised after a run completed. Raise ConfigError if a continued run has no usable checkpoint."""
     if experiment.steps <= trained:
         return False
     good, warnings = good_checkpoints(run_dir / FOLDER)

@@ -35,7 +35,7 @@ def listed(title: str, lines: Iterable[str]) -> str:
 
 
 def did_you_mean_key(name: str, siblings: Iterable[str], keys: Iterable[str]) -> str:
-    """Return a hint such as ` Did you mean optimizer.lr?`. Suggest keys whose last part is `name`, or else a similar sibling."""
+    """Return a hint such as ` Did you mean optimizer.lr?`. Suggest keys whose last part is `name`, or else similar `siblings`."""
     same = [key for key in keys if key == name or key.endswith(f".{name}")]
     return f" Did you mean {' or '.join(same)}?" if same else did_you_mean(name, siblings)
 

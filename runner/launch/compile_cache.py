@@ -10,15 +10,15 @@ from pathlib import Path
 from meshrunner.recipes.storage import cache_dir
 
 LOCAL = "bcachefs btrfs ecryptfs ext2 ext3 ext4 f2fs jfs overlay ramfs rootfs tmpfs xfs zfs"
-"""File systems on disks or in memory of this node. Any other file system may be shared with other nodes, or slow."""
+"""Types of file systems on disks or in memory of this node. Any other file system may be slow, or shared with other nodes."""
 MOUNTS = Path("/proc/self/mounts")
 
 
 def compile_caches(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that set the folders of inductor and Triton. `variables`: environment of the workers.
+    """Return the environment variables that set the cache folders of Inductor and Triton. `variables`: the workers' environment.
 
-    All ranks of all nodes write compiled code when a run starts. On a network file system this is slow, and renaming or locking
-    files may fail. If the cache directory may be on one, return a private folder on a disk of this node.
+    All ranks of all nodes write compiled code when a run starts. Network file systems are slow, and renaming or locking files
+    there may fail. If the cache directory may be on a network file system, return a private folder on a disk of this node.
     """
     usual = cache_dir()
     local = filter(_is_local, map(Path, (variables.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp")))
@@ -37,7 +37,7 @@ def _is_local(folder: Path) -> bool:
 
 
 def _private(parent: Path) -> Path | None:
-    """Create a folder that only this user may access. Return None if that fails, or if another user owns the folder."""
+    """Create a folder that only this user may access. Return None if the folder cannot be created or is not private."""
     folder = parent / f"meshrunner-{os.getuid()}"
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -25,10 +25,10 @@ PRODUCER_GRACE_S = 2.0
 def prepare_data(
     experiment: Experiment, run_dir: Path, doing: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
-    """Prepare the data that the workers need first. Inside the context, a background process (the producer) prepares the rest.
+    """Prepare the data of the first steps. Inside the context, a background process, the producer, prepares the rest of the data.
 
-    If two runs use the same data, the second producer waits until the first has ended, and both runs read the same files.
-    Call `doing` with the name of the current work a few times a second. Raise ConfigError if the data is missing or unusable.
+    If two runs use the same data, the second producer waits until the first producer ends, and both runs read the same files.
+    A few times a second, call `doing` with the name of the current work. Raise ConfigError if the data is missing or unusable.
     """
     data = experiment.data
     spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
@@ -55,8 +55,8 @@ def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
     now = experiment.data.open(spec).describe()
     if before is not None and (what := different_data(before, now)):
         raise ConfigError(
-            f"data: the {what} has changed since this run was last trained. The configuration is the same, so the "
-            f"files have changed. To continue with the new files: meshrunner resume {run_dir} --force"
+            f"data: the {what} has changed since this run was last trained. The configuration is the same, which "
+            f"means that the data files have changed. To continue with the new files: meshrunner resume {run_dir} --force"
         )
 
 

@@ -40,7 +40,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
 
 
 def apply_allocator_settings() -> None:
-    """Pass allocator variables to torch, which may have been imported before they existed. Raise ConfigError if invalid."""
+    """Pass allocator variables to torch, which may have been imported before. Raise ConfigError if a variable is invalid."""
     import torch
 
     name, settings = launch_env.allocator_setting(os.environ)
@@ -53,8 +53,8 @@ def apply_allocator_settings() -> None:
 
 
 def fall_back_to_fixed_segments(device: Any) -> str | None:
-    """Allocate the first block on a torch device. If it cannot expand segments, as some virtual GPUs cannot, use fixed segments
-    and return a warning."""
+    """Allocate the first block on a torch device. If the device, for example a virtual GPU, does not support expandable
+    segments, use fixed segments and return a warning."""
     import torch
 
     name, settings = launch_env.allocator_setting(os.environ)
@@ -68,14 +68,14 @@ def fall_back_to_fixed_segments(device: Any) -> str | None:
         torch.empty(1, device=device)
         os.environ[name] = fixed
         return (
-            f"the segments of this GPU's memory cannot be expanded ({one_line(str(error).splitlines()[0])}), so this run used "
-            f"{fixed}; set launch.env.{name}={fixed} so that `plan` predicts the same"
+            f"this GPU does not support expandable segments ({one_line(str(error).splitlines()[0])}), and this run used {fixed}"
+            f" instead; set launch.env.{name}={fixed} so that `plan` predicts the memory of such runs"
         )
     return None
 
 
 def sdpa_backend(experiment: Experiment, device: str) -> str | None:
-    """Return the kernels that torch chooses on a device for the model's attention, such as `flash_attention`, if it has any."""
+    """Return torch's attention backend on a device, such as `flash_attention`, or None for a model without attention."""
     import torch
 
     if (head_dim := getattr(experiment.model, "head_dim", None)) is None:
@@ -87,7 +87,7 @@ def sdpa_backend(experiment: Experiment, device: str) -> str | None:
 
 
 def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> Environment:
-    """Return the content of environment.json, without `resolved`, and without `cpus` and `remarks`, which the workers add."""
+    """Return the content of environment.json except `resolved` and the entries that workers add, such as `cpus` and `remarks`."""
     recorded = {name: each for name, each in sorted(variables.items()) if name.startswith(RECORDED)}
     return Environment(
         host=socket.gethostname(),

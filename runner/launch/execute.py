@@ -35,9 +35,9 @@ _executions = count()
 def execute(
     run_dir: Path, *, force: bool = False, display: Display | None = None, prediction: Thread | None = None
 ) -> tuple[Outcome, Summary | None]:
-    """Execute a run directory and record the outcome. Return the outcome and, on the first node, the summary. If `force`, resume
-    even if settings that affect the result have changed since the checkpoint. The summary contains plan.json, which the thread
-    `prediction` may write. Raise ConfigError for wrong settings, and AlreadyRunning if another process executes the run."""
+    """Execute a run directory and record the outcome. Return the outcome and, on the first node, the summary. If `force` is true,
+    resume even if settings that affect the result have changed since the checkpoint. Add plan.json, which the thread `prediction`
+    may write, to the summary. Raise ConfigError for wrong settings, and AlreadyRunning if another process executes the run."""
     config = read_config(run_dir)
     try:
         experiment = check(config)
@@ -103,7 +103,7 @@ def _resumes(run_dir: Path, experiment: Experiment) -> str:
 
 
 def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Outcome:
-    """Run the workers of a node other than the first. The first node records the run, including failures on this node."""
+    """Run the workers of a node other than the first. The first node records the run, including failures on other nodes."""
     saves = experiment.checkpoint.saves
     with interruptible(), Preemption(run_dir, saves=saves) as preemption, Peers(run_dir, node) as peers:
 
@@ -123,7 +123,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
 
 
 def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]:
-    """Call `run` and return (its outcome, None). If `run` raises, return (outcome `failed` or `interrupted`, the exception)."""
+    """Return (outcome of `run`, None) or, if `run` raises an exception, (outcome `failed` or `interrupted`, the exception)."""
     try:
         return run(), None
     except Interrupted as error:

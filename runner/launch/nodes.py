@@ -28,7 +28,7 @@ POLL_S = 0.2
 
 
 def this_node(nodes: int) -> Node:
-    """Return this node's rank and rendezvous in a run on `nodes` nodes. Environment variables give both if `nodes` > 1."""
+    """Return this node's rank and rendezvous in a run on `nodes` nodes, read from environment variables if `nodes` > 1."""
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, every task is a run of its own
@@ -39,7 +39,7 @@ def this_node(nodes: int) -> Node:
         tasks = environment.get("SLURM_STEP_NUM_TASKS")
         raise Incompatible(
             f"launch.nodes({nodes}) needs {nodes} node{'s' * (nodes > 1)} with one task each, "
-            f"but SLURM started {tasks} tasks on {here}"
+            f"but SLURM started {tasks} tasks on {here} node{'s' * (here > 1)}"
         )
     if not environment.get("MASTER_ADDR") or not environment.get("MASTER_PORT", "").isdigit():
         raise ConfigError(
@@ -55,7 +55,7 @@ def this_node(nodes: int) -> Node:
 
 
 def only_this_node(nodes: int) -> None:
-    """Raise Incompatible if a run needs several nodes. Commands call this if they can start workers on this machine only."""
+    """Raise Incompatible if a run needs several nodes. Commands that only start workers on this machine call this function."""
     if nodes > 1:
         raise Incompatible(
             f"launch.nodes({nodes}): this command starts workers on one machine only. Use `meshrunner submit` to run on several "
@@ -64,8 +64,8 @@ def only_this_node(nodes: int) -> None:
 
 
 def workers_of_sweep(experiment: Experiment) -> int:
-    """Return the number of workers per node of a run that a sweep starts, here or over the nodes of a SLURM allocation.
-    Raise Incompatible if the run needs more nodes."""
+    """Return the number of workers per node of a run that a sweep starts on this machine or in a SLURM allocation.
+    Raise Incompatible if the run needs more nodes than the sweep has."""
     if experiment.launch.nodes_used > allocated_nodes():
         only_this_node(experiment.launch.nodes_used)
     return node_devices(experiment).workers
@@ -81,7 +81,7 @@ class NodeRecord(JsonFile):
     """The content of `logs/node<N>.json` in a run on several nodes: node N's heartbeat and the outcome of its workers."""
 
     rendezvous: str | None = None
-    """Id of the rendezvous. It changes at each start of the SLURM job. Files with the id of an earlier start are ignored."""
+    """Id of the rendezvous, which changes at each start of the SLURM job. Files with the id of an earlier start are ignored."""
     host: str | None = None
     beat: int = 0
     outcome: Outcome | None = None
@@ -90,7 +90,7 @@ class NodeRecord(JsonFile):
 
 
 class Peers:
-    """The other nodes of a run, seen from this node. Inside this context manager, a thread sends this node's heartbeats."""
+    """A context manager that watches the other nodes of a run and sends this node's heartbeats from a thread."""
 
     def __init__(self, run_dir: Path, node: Node) -> None:
         self.run_dir, self.node = run_dir, node
@@ -122,7 +122,7 @@ class Peers:
         return any(each.state != "completed" for each in self._outcomes()) or bool(self._lost_nodes())
 
     def agree_on_outcome(self, own: Outcome) -> Outcome:
-        """Publish this node's outcome. If it is a failure, wait for the other nodes' outcomes and return the earliest failure."""
+        """Publish this node's outcome. After a failure, wait for the other nodes' outcomes and return the earliest failure."""
         if not self.others:
             return own
         mine = replace(own, time=time.time())
@@ -139,11 +139,11 @@ class Peers:
             return min(causes, key=lambda each: each.time)
         if lost := self._lost_nodes():
             names = ", ".join(self.seen[rank][0].host or str(rank) for rank in lost)
-            return Outcome("preempted", f"{names}: no heartbeat for {NODE_LOST_S:g} s")
+            return Outcome("preempted", f"no heartbeat from {names} for {NODE_LOST_S:g} s")
         return own
 
     def wait_for_first_node(self) -> None:
-        """Wait until the first node is finished or lost. If this task exited before, srun would kill the first node's task."""
+        """Wait until the first node is finished or lost: srun would kill the first node's task if this task exited first."""
         self._read_peers()
         deadline = time.monotonic() + NODE_LOST_S  # the first node may never have started
         while not self.seen[0][0].gone if 0 in self.seen else time.monotonic() < deadline:
@@ -164,7 +164,7 @@ class Peers:
         return [outcome for found, _ in self.seen.values() if (outcome := found.outcome) is not None]
 
     def _lost_nodes(self, *, include_ended: bool = False) -> list[int]:
-        """Return the ranks of lost nodes. A node that has published its outcome counts as lost only if `include_ended`."""
+        """Return the ranks of lost nodes. Include nodes that have published an outcome only if `include_ended` is true."""
         now = time.monotonic()
         return [
             rank

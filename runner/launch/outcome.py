@@ -16,7 +16,7 @@ COLLATERAL = re.compile(
     r"NCCL.*(abort|remote)|Failed to recv|Socket|Watchdog caught collective operation timeout",
     re.IGNORECASE,
 )
-"""Pattern of errors of a rank that lost its connection to another rank. The error is collateral: the other rank failed first."""
+"""Pattern of collateral errors: a rank lost its connection to another rank because the other rank failed first."""
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 MACHINE = Path("/proc/vmstat")
@@ -24,7 +24,7 @@ MACHINE = Path("/proc/vmstat")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The final state of a run and the reason for it, as far as one node knows them. Nodes exchange outcomes as JSON."""
+    """The final state of a run and the reason for this state, as known to one node. Nodes exchange outcomes as JSON."""
 
     state: str
     """Final state of the run, from `rundir.states.FINAL`."""
@@ -32,11 +32,11 @@ class Outcome:
     rank: int | None = None
     """Rank that failed first; None if no rank failed."""
     exit_code: int | None = None
-    """Exit code of the rank that failed first. If a signal killed the rank, this is the negated signal number."""
+    """Exit code of the rank that failed first, or the negated signal number if a signal killed the rank."""
     collateral: bool = False
     """Whether the failure of `rank` may have been caused by the failure of another rank."""
     interrupted: bool = False
-    """Whether the user interrupted the run. A sweep then stops, even if the run completed."""
+    """Whether the user interrupted the run. An interrupt also stops a sweep, even if the run completed."""
     time: float = field(default=0.0, compare=False)
     """Unix time at which a node published the outcome."""
 
@@ -61,8 +61,8 @@ def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome
 def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: bool) -> Outcome:
     """Return the outcome of a failed run, with the rank that failed first. `codes` maps failed ranks to exit codes.
 
-    The rank that failed first is one that was killed by a signal other than SIGABRT. If there is none, it is a rank whose failure
-    was not caused by another rank. If there are several such ranks, it is the rank with the earliest error.
+    Prefer ranks that were killed by a signal other than SIGABRT, then ranks whose failure was not caused by another rank. If
+    several ranks remain, choose the rank with the earliest error.
     """
     errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
@@ -94,7 +94,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
 
 
 def _aborted(run_dir: Path, rank: int) -> RankError:
-    """Return the C++ exception that aborted a rank (often in NCCL's watchdog), from its log; an empty record if there is none."""
+    """Return the C++ exception in the log of an aborted rank, often from NCCL's watchdog; an empty record if the log has none."""
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):
         return RankError()
@@ -113,7 +113,7 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """Return the number of processes that the kernel killed for lack of memory, in this cgroup or else on the whole machine."""
+    """Return the number of processes that the kernel's OOM killer has killed in this cgroup, or if unknown, on this machine."""
     for counters in (*_cgroup_files(), MACHINE):
         with suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):
@@ -122,7 +122,7 @@ def oom_kills() -> int:
 
 
 def _cgroup_files() -> Iterator[Path]:
-    """Yield the files of this cgroup and of its parents that may count out-of-memory kills. Containers may show only the root."""
+    """Yield the files that may count OOM kills in this cgroup and in its parents. A container may show only the root cgroup."""
     with suppress(OSError):
         for line in MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

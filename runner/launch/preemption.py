@@ -1,8 +1,8 @@
 """Stop requests: SLURM, or the user's first Ctrl-C, asks a run to save a checkpoint and end.
 
-A run in a SLURM job watches for three events, because clusters differ. SLURM sends SIGTERM to all processes of a job step (the
-workers and the forkserver ignore it). Or SLURM sends SIGUSR1 to the batch shell, as slurm/run.sbatch demands, and the shell
-writes a file into the run directory. Or the run's parent process, SLURM's step daemon, is killed.
+A run in a SLURM job watches for three events, because clusters stop jobs differently. First, SLURM sends SIGTERM to all processes
+of a job step; workers and the forkserver ignore SIGTERM. Second, SLURM sends SIGUSR1 to the batch shell, as slurm/run.sbatch
+requests, and the shell writes a file into the run directory. Third, SLURM's step daemon, the run's parent, is killed.
 """
 
 import os
@@ -24,11 +24,11 @@ from meshrunner.runner.slurm.client import show_job
 
 CHECK_EVERY_S = 0.5
 NEAR_LIMIT_S = 240.0
-"""A stop request that arrives this many seconds or less before the job's time limit is attributed to the limit."""
+"""A stop request within the last NEAR_LIMIT_S seconds before the job's time limit is attributed to the time limit."""
 
 
 class Preemption:
-    """A context manager that detects stop requests. In a SLURM job, it handles the signals STOP_REQUESTS inside the context."""
+    """A context manager that detects stop requests. In a SLURM job, the context handles the signals STOP_REQUESTS."""
 
     def __init__(self, run_dir: Path, *, saves: bool = False, stopping: str = "saving a checkpoint") -> None:
         """Prepare to watch a run. `saves`: whether the run saves checkpoints. `stopping`: text to print at the first Ctrl-C."""
@@ -66,7 +66,7 @@ class Preemption:
         self._signal = number
 
     def interrupt(self) -> bool:
-        """Ask the workers to save a checkpoint and end. Return False if the run saves none. Signal handlers may call this."""
+        """Ask workers to save a checkpoint and end; return False if the run saves none. Signal handlers may call this method."""
         if self.shared is None or not self.saves:
             return False
         self.interrupted = True

@@ -26,15 +26,15 @@ PROGRESS = ("state", "step", "last WPS", "memory", "left")
 YIELDING = ("last WPS", "median WPS", "memory")
 """Columns that `run_table` omits on a narrow terminal: first `memory`, then `median WPS`, then `last WPS`."""
 NAME_ROOM, SHORTEST_NAME = 20, 8
-"""Widths of run names in characters: `run_table` omits columns to reach NAME_ROOM, and never goes below SHORTEST_NAME."""
+"""Preferred and minimum width of run names in characters. `run_table` omits columns to reach the preferred width."""
 LEAVING = ("norm", "mfu", "memory", "loss")
-"""Parts of a run's live line that are omitted on a narrow terminal, in this order."""
+"""Parts of a run's live line that are omitted on a narrow terminal, in the order of omission."""
 SPINNER = 2
 """Width of the spinner at the beginning of a line, in characters."""
 RECENT = 20
 """Number of recent steps from which the remaining time is estimated."""
 LINE_EVERY_S = 1.0
-"""Minimum seconds between two plain lines. The first and the last step are always printed."""
+"""Minimum seconds between two plain progress lines. The first and the last step are always printed."""
 
 
 class Display(Protocol):
@@ -44,7 +44,7 @@ class Display(Protocol):
         """Return the text to print before messages about the run, or an empty string if only one run is executed."""
 
     def refresh(self, phase: str) -> None:
-        """Show the progress and `phase`, the name of work outside of steps. Called a few times a second and before slow work."""
+        """Show the progress and `phase`, the name of work outside of steps; called a few times a second and before slow work."""
 
 
 class ProgressLine:
@@ -67,7 +67,7 @@ class ProgressLine:
         """Parts of the line that shows the newest row, keyed by names such as `loss`."""
         self.shown = ""
         self.waiting: str | None = None
-        """The newest plain line if it is not printed yet, else None."""
+        """The newest plain progress line until it is printed, else None."""
         self.rows: list[StepRow] = []
         self.stack = ExitStack()
 
@@ -87,7 +87,7 @@ class ProgressLine:
         self.show(self.tail.read(), phase)
 
     def show(self, rows: list[StepRow], phase: str = "") -> None:
-        """Show `phase`, and `rows`, the rows added to events.jsonl since the last call."""
+        """Show `phase` and the rows that were added to events.jsonl since the last call (`rows`)."""
         if rows:
             self.rows = [*self.rows, *rows][-RECENT:]
             self.parts = self._parts()
@@ -103,7 +103,7 @@ class ProgressLine:
             self.waiting = "  ".join(self.parts.values())
 
     def _update(self, live: Live, phase: str) -> None:
-        """Show as many parts as fit on one line. Always show the step, the speed, the time left and the phase."""
+        """Show as many parts of the progress as fit on one line. Always show the step, the speed, the time left and the phase."""
         from rich.spinner import Spinner
         from rich.text import Text
 
@@ -174,7 +174,7 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
-    """Return the cells of a run for the columns of PROGRESS after `state`, given its number of `steps` and its newest `rows`."""
+    """Return a run's cells for the columns of PROGRESS that follow `state`, given its number of `steps` and newest `rows`."""
     if not rows:
         return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
     last, times = rows[-1], [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]

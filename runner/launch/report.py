@@ -1,4 +1,4 @@
-"""Report a single run after its end: print a row of measured figures, and the reason if the run did not complete."""
+"""Report a single run after its end: print a row of measured figures and, if the run did not complete, the reason."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ SHOWN = ("model", "parallelism", "precision")
 
 
 def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: bool = True) -> None:
-    """Print a run's figures to stdout if `row`. Print the reason and the log's end to stderr if the run did not complete."""
+    """Print a run's figures to stdout if `row`. If the run did not complete, print the reason and the log's end to stderr."""
     if summary is None:
         return
     environment = Environment.peek(run_dir / ENVIRONMENT)
@@ -35,9 +35,9 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
     for line in layout_remarks(summary):
         say(line)
     if empty := (summary.data or {}).get("empty_documents"):
-        say(f"data: {empty:,} documents without text (empty or null) were left out")
+        say(f"data: {empty:,} documents were left out because their text is empty or null")
     for late in summary.late_recompiles:
-        warn(f"step {late.step} is excluded from the measured window because it recompiled: {late.reason}")
+        warn(f"step {late.step} is excluded from the measured window because torch recompiled code: {late.reason}")
     _print_profile(run_dir, summary)
     if outcome.state != "completed":
         say(f"\n{outcome.state}: {outcome.reason}", to_stderr=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 _kept_alive: list[Any] = []
-"""Objects to keep until the process exits: DDP may hang if it is destroyed before its process group."""
+"""Objects to keep until the process exits, because a DDP module may hang if it is destroyed before its process group."""
 STOPPED_EARLY = 75
 """Exit code of a worker that ended before the last step because of a stop request."""
 
@@ -136,7 +136,7 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
 
 
 def join_fake_process_group(context: WorkerContext) -> None:
-    """Join a process group whose other ranks do not exist. A collective returns at once, with this rank's data in every place."""
+    """Join a process group whose other ranks do not exist. Collectives return at once, as if all ranks had this rank's data."""
     import torch.distributed as dist
     from torch.futures import Future
     from torch.nn import parallel
@@ -159,8 +159,8 @@ def join_fake_process_group(context: WorkerContext) -> None:
 
 
 def _record_environment(run_dir: Path, context: WorkerContext, experiment: Experiment, fallback: str | None) -> None:
-    """Add to environment.json what only workers know: the CPUs of each rank, settings of the allocator that had to change, and
-    the kernels of attention. `fallback`: this rank's warning from `fall_back_to_fixed_segments`."""
+    """Add to environment.json the facts that only workers know: the CPUs of each rank, changed allocator settings, and the
+    attention backend. `fallback`: this rank's warning from `fall_back_to_fixed_segments`."""
     import torch.distributed as dist
 
     everyone: list[tuple[str, str | None]] = [(allowed_cpus(), fallback)]

@@ -1,7 +1,7 @@
 """Start the workers of a run on this node and wait until they end. The launcher does not import torch.
 
 torch elastic is not used, because it reports the wrong cause of a failure. If a rank runs out of memory, the collectives of the
-other ranks fail with "connection closed by peer". torch elastic would report this network error instead of the lack of memory.
+other ranks fail with "connection closed by peer". torch elastic would report such a network error instead of the lack of memory.
 """
 
 import os
@@ -37,7 +37,7 @@ from meshrunner.runner.rundir.files import rank_error, rank_log
 FAILURE_GRACE_S = 2.0
 """Seconds to wait after the first failure, so that other ranks can report their own failures."""
 KILL_AFTER_S = 5.0
-"""Seconds that workers have to end after END_SIGNAL, before they get SIGKILL."""
+"""Seconds between END_SIGNAL and SIGKILL, in which workers can end by themselves."""
 POLL_S = 0.1
 
 
@@ -47,7 +47,7 @@ class Attempt:
 
     run_dir: Path
     experiment: Experiment
-    """Experiment as configured, without values from a checkpoint. Each worker itself finds the checkpoint to resume from."""
+    """Experiment as configured, without values from a checkpoint, because each worker reads the checkpoint itself."""
     devices: NodeDevices
     number: int
     """Number of this execution of the run directory, counted from 1."""
@@ -64,8 +64,8 @@ class Attempt:
 def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
     """Start this node's workers, wait until they end or another node fails, and return the outcome that this node sees.
 
-    Call `poll` a few times a second with the work that this node's first worker does outside of steps, such as "building the
-    model" (`recipes.meter.Phase`). If the user presses Ctrl-C, end the workers and raise Interrupted.
+    A few times a second, call `poll` with the current phase of this node's first worker, such as "building the model" (see
+    `recipes.meter.Phase`). If the user presses Ctrl-C, end the workers and raise Interrupted.
     """
     run_dir, first = attempt.run_dir, attempt.first_rank
     steps, phase = SharedIntegers(attempt.devices.processes), SharedIntegers(1)
@@ -172,7 +172,7 @@ def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
 
 
 def _terminate(processes: list[BaseProcess]) -> None:
-    """Stop all running processes and wait for their end. Signal each by process id, because the forkserver may have ended."""
+    """Stop all running processes and wait for their end. Send signals to process ids, because the forkserver may have ended."""
     for name in (forkserver.END_SIGNAL, signal.SIGKILL):
         for process in processes:
             if process.pid is not None and _exists(process):

@@ -1,7 +1,7 @@
 """Keep a history of the memory allocations of tensors, and compute memory peaks from it.
 
-A *phase* is a part of a step, such as backward of block 3. A *moment* is a point in time, given as the number of allocations and
-releases up to it. The *ledger* (`MemoryLedger`) is the object that records the history.
+A *phase* is a part of a step, such as backward of block 3. A *moment* is a point in time, counted in allocations and releases.
+The *ledger* is the `MemoryLedger` object that records the history.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,26 +10,26 @@ from itertools import accumulate
 from typing import NamedTuple
 
 PERSISTENT = ("parameters", "gradients", "optimizer")
-"""Categories of memory that outlives a step. Such memory counts as held from moment 0 if it existed before the ledger."""
+"""Categories of memory that outlives a step. Persistent memory that existed before the ledger counts as held from moment 0."""
 CATEGORIES = (*PERSISTENT, "activations", "unsharded", "communication", "logits", "temporary")
 """Categories of memory, in the order of tables and charts. The docstring of `MemoryLedger` explains each category."""
 UNKNOWN = ("activations", "temporary")
-"""Categories that are guessed when memory is allocated. Later use of the memory may show that it belongs to another."""
+"""Categories that are guesses when memory is allocated. The ledger corrects a wrong guess when the memory is used later."""
 
 START = "start"
 """Part of a run before the first step, in which the model is built, sharded and initialised."""
 END = "end of backward"
-"""Part of a step after backward of the first block: backward of the embedding, then final work of DDP or FSDP in backward."""
+"""Part of a step after backward of the first block: backward of the embedding, then the final backward work of DDP or FSDP."""
 
 
 class Phase(NamedTuple):
-    """A part of a step. Forward and backward are divided further: each block of the network has its own phase in them."""
+    """Part of a step. Each block of the network has a forward phase and a backward phase of its own."""
 
     step: int
-    """Number of the step, counted from 0. It is -1 before the first step."""
+    """Number of the step, counted from 0; -1 before the first step."""
     part: str
-    """START, `forward`, `loss`, `backward`, END, `update` or `optimizer`. `update` is all work after backward, such as clipping,
-    except the optimizer step."""
+    """Part of the step: START, `forward`, `loss`, `backward`, END, `update` or `optimizer`. The part `update` is all work after
+    backward except the optimizer step, such as gradient clipping."""
     block: int | None = None
     """Index of the block in the network; None in phases outside the blocks."""
 
@@ -43,10 +43,10 @@ class Allocation:
 
     nbytes: int
     category: str
-    """One of CATEGORIES. A category that the ledger finds later replaces the first guess for the whole lifetime."""
+    """One of CATEGORIES. If the ledger corrects its first guess, the new category applies to the allocation's whole lifetime."""
     phase: Phase
     allocated_at: int
-    """Moment of the allocation. If the memory existed before the ledger, this is the moment of its first use. See `begins_at`."""
+    """Moment of the allocation, or of the first use if the memory existed before the ledger (see `begins_at`)."""
     stream: int = 0
     """Number of the device stream on which the memory was allocated."""
     preexisting: bool = False
@@ -54,7 +54,7 @@ class Allocation:
     freed_at: int | None = None
     """Moment at which the memory was freed; None while it is held."""
     operator: str = ""
-    """Schema name of the operator that returned the memory, such as `aten::mm`; empty if no operator did."""
+    """Schema name of the operator that returned the memory, such as `aten::mm`; empty if no operator returned it."""
     is_block_output: bool = False
 
     @property
@@ -68,7 +68,7 @@ class Allocation:
 
 
 class PeakMemory(NamedTuple):
-    """Bytes held at the moment when most bytes are held: the total, and the bytes of each category."""
+    """Bytes held at a memory peak, in total and in each category."""
 
     total: int
     by_category: dict[str, int]
@@ -77,7 +77,7 @@ class PeakMemory(NamedTuple):
 
 
 class AllocationHistory:
-    """All allocations so far, in order, and the memory peaks that follow from them."""
+    """All allocations so far, in order, and the memory peaks computed from them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class AllocationHistory:
         return PeakMemory(most, self.by_category(when.begins_at), when.phase)
 
     def peaks(self) -> dict[Phase, int]:
-        """Return the highest total of bytes held in each phase. Phases without an allocation are left out."""
+        """Return the peak bytes of each phase. Leave out phases without an allocation."""
         found: dict[Phase, int] = {}
         for allocation, total in self._totals():
             found[allocation.phase] = max(total, found.get(allocation.phase, 0))
@@ -116,7 +116,7 @@ class AllocationHistory:
         return found
 
     def _totals(self) -> Iterator[tuple[Allocation, int]]:
-        """Yield each allocation with the total bytes held right after it. Other threads may free memory meanwhile."""
+        """Yield each allocation with the total bytes held right after it. Other threads may free memory during the iteration."""
         change = [0] * (self.now + 1)
         for allocation in self.allocations:
             change[allocation.begins_at] += allocation.nbytes

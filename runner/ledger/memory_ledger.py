@@ -1,11 +1,11 @@
-"""Track every tensor storage from allocation to release, with its category and the phase (part of a step) of its allocation.
+"""Track every tensor storage from allocation to release, with its category and the part of the step that allocated it.
 
     with MemoryLedger() as ledger:
         ...
     ledger.peak
 
 `profiler=memory` uses a ledger on a CPU, because the CPU's allocator keeps no statistics. On CUDA, `profiler=memory` uses the
-allocator's own history instead, because it has more detail. Predictions use a ledger on meta tensors.
+allocator's own history, which has more detail than a ledger. Predictions use a ledger on meta tensors.
 """
 
 import weakref
@@ -22,7 +22,7 @@ from meshrunner.runner.ledger.allocations import PERSISTENT, START, UNKNOWN, All
 from meshrunner.runner.ledger.phases import Phases
 
 SPLIT = torch.ops.aten.split.Tensor
-"""The operator that reveals gloo's internal copies: gloo's reduce-scatter copies its input, and only `split` uses the copy."""
+"""Operator that reveals the copies that gloo makes: gloo's reduce-scatter copies its input and passes the copy to `split`."""
 BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_gather_copy_in", "fsdp::chunk_cat")
 """Operators of FSDP whose arguments and results are buffers for communication."""
 
@@ -30,26 +30,26 @@ BUFFERS = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "fsdp::all_g
 class MemoryLedger(AllocationHistory, TorchDispatchMode):
     """A dispatch mode that records the memory of tensors over time, in these categories:
 
-    - *parameters*: storages of all `nn.Parameter`s.
-    - *gradients*: the `.grad` of parameters. Gradients that FSDP has not yet reduced are *temporary*.
-    - *optimizer*: optimizer state, from the end of the step that creates it.
-    - *unsharded*: parameters that FSDP has all-gathered. FSDP frees their memory by resizing their storages.
-    - *communication*: outputs of FSDP's all-gathers and inputs of its reductions.
-    - *logits*: memory allocated by the loss function.
-    - *activations*: memory allocated in forward or recomputation while autograd records. Autograd does not record inside a
-      custom autograd function. Memory that such a function allocates in forward becomes *activations* if backward frees it.
-    - *temporary*: backward's intermediate results, the batch, temporaries of the optimizer; in predictions, cuBLAS's workspaces.
+    `parameters`: storages of all `nn.Parameter`s.
+    `gradients`: the `.grad` of parameters. Gradients that FSDP has not yet reduced are `temporary`.
+    `optimizer`: optimizer state, from the end of the step that creates the state.
+    `unsharded`: parameters that FSDP has all-gathered. FSDP frees unsharded parameters by resizing their storages.
+    `communication`: outputs of FSDP's all-gathers and inputs of FSDP's reductions.
+    `logits`: memory allocated by the loss function.
+    `activations`: memory allocated in forward or recomputation while autograd records. Memory that a custom autograd function
+    allocates in forward, where autograd does not record, becomes `activations` if backward frees the memory.
+    `temporary`: intermediate results of backward and of the optimizer, the batch and, in predictions, cuBLAS workspaces.
 
     Memory that an operator or a collective allocates internally is not tracked. A tensor created in another thread is tracked
-    from its first use in the ledger's thread. Gloo's reduce-scatter copies its input and frees the copy at a time that varies
-    from run to run. The ledger ignores these copies. It recognises a copy as an untracked storage that `split` uses first.
+    from its first use in the ledger's thread. The ledger ignores the copies that gloo's reduce-scatter makes of its inputs,
+    because gloo frees them at unpredictable times. An untracked storage is a copy by gloo if `split` uses it first.
 
-    **Compiled code is not tracked**: inductor's allocations bypass dispatch modes, and dynamo does not compile while a mode is
-    active.
+    **Compiled code is not tracked**: inductor's allocations bypass dispatch modes, and dynamo does not compile while a
+    dispatch mode is active.
 
-    The ledger may be exited and re-entered. Between exit and re-entry, it tracks only releases. Parameters, gradients and
-    optimizer state that existed before the ledger are tracked from the ledger's beginning. Any other storage that existed before
-    the ledger is tracked from its first use.
+    The ledger may be exited and re-entered. Between exit and re-entry, the ledger tracks only releases. Parameters,
+    gradients and optimizer state that existed before the ledger are tracked from the ledger's beginning. Any other storage that
+    existed before the ledger is tracked from its first use.
     """
 
     def __init__(self, phases: Phases | None = None) -> None:
@@ -62,7 +62,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     def __enter__(self) -> Self:
         resize_before = UntypedStorage.resize_
 
-        # FSDP frees parameters by resizing, and no mode intercepts that.
+        # FSDP frees parameters by resizing their storages, which no dispatch mode intercepts.
         def resize(storage: UntypedStorage, size: int) -> Any:
             result = resize_before(storage, size)
             self._resized(storage)
@@ -113,10 +113,10 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         return torch.is_grad_enabled()
 
     def _after_operator(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
-        """Do nothing. A subclass can log the operator here. The ledger has tracked the operator's results before this call."""
+        """Do nothing. A subclass can override `_after_operator` to log an operator, whose results are already tracked."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
-        """Whether to track a storage. The memory of a storage inside a tracked storage (a memory pool) is counted already."""
+        """Whether to track a storage. A storage inside a tracked storage, such as a memory pool, is not tracked again."""
         return storage.device.type == "cpu" and self._pool_of(storage) is None  # DTensor propagates shapes on meta
 
     def _pool_of(self, storage: UntypedStorage) -> Allocation | None:
@@ -204,7 +204,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
                     allocation.category = category
 
     def _track_network(self, network: nn.Module) -> None:
-        """Track all parameters. Under FSDP2, frozen ones are neither arguments of operators nor parameters of the optimizer."""
+        """Track all parameters. FSDP2's frozen parameters are neither arguments of operators nor parameters of the optimizer."""
         for parameter in network.parameters():
             self._track_parameter(parameter)
 

@@ -14,20 +14,20 @@ from meshrunner.runner.ledger.allocations import END, Phase
 
 
 class Phases:
-    """Tracker of the phase of a network's training. It hooks into modules, autograd and optimizers, so models need no changes.
+    """Tracker of the phase of a training run, with hooks on modules, autograd and optimizers instead of changes to models.
 
-    The model may be wrapped, as in DDP. If the whole network is compiled, blocks and the loss have no phases of their own,
-    because the compiler would trace their hooks.
+    The model may be wrapped, for example by DDP. If the whole network is compiled, blocks and the loss have no phases of their
+    own, because the compiler would trace the hooks.
     """
 
     def __init__(self, part: str = "forward", *, compiles: bool = False) -> None:
-        """Begin in the given part of a step. `compiles`: whether any part of the network is compiled."""
+        """Begin in `part`, a part of a step. `compiles`: whether any part of the network is compiled."""
         self.step = -1
         self._part = part
         self._block: int | None = None
         self._hooks = ExitStack()
         self.block_ended: Callable[[Any], None] = lambda output: None
-        """Callback that receives a block's output when the block's forward ends. Recomputation does not call it."""
+        """Callback that receives a block's output when the block's forward ends, but not in recomputation."""
         self.network_found: Callable[[Network], None] = lambda network: None
         """Callback that receives the network when its first forward begins."""
         # The compiler would trace the hooks of a compiled module, although they run outside the compiled code.

@@ -23,7 +23,7 @@ MATMUL_SIZE, MATMUL_REPEATS = 1024, 12
 
 
 class HostDevice:
-    """Measurement on a CPU: time by the host's clock, because operators are synchronous, and peak resident set size (VmHWM)."""
+    """Measurement on a CPU, where operators are synchronous: time by the host's clock, and peak resident set size (VmHWM)."""
 
     keys: tuple[str, ...] = ("memory/peak_rss_gib",)
     """Keys, in events.jsonl, of the memory figures that a rank measures."""
@@ -35,7 +35,7 @@ class HostDevice:
         return time.perf_counter()
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two time stamps. The device must have completed the work before both."""
+        """Return the seconds between two time stamps. The device must have reached both time stamps."""
         return float(end - begin)
 
     def peaks(self) -> list[float]:
@@ -54,10 +54,10 @@ class HostDevice:
         return found
 
     def release_cached(self) -> None:
-        """Return cached memory to the device. Otherwise the peak of reserved memory would include the start-up."""
+        """Return cached memory to the device, so that the peak of reserved memory excludes the start-up."""
 
     def keep_active_peak(self) -> None:
-        """Make the current peak of active memory a lower bound of all later ones: replays of a CUDA graph allocate nothing."""
+        """Use the current peak of active memory as a lower bound of later peaks, because CUDA graph replays allocate nothing."""
 
     def reset_peaks(self) -> None:
         """Reset the memory peaks. In a container that forbids the reset, the peaks include the start-up."""
@@ -106,7 +106,7 @@ class CudaDevice(HostDevice):
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return the peak FLOP/s or None, and entries of summary.json. CPU ranks call it together, and only rank 0 gets the peak."""
+    """Return the peak FLOP/s or None, and entries of summary.json. All CPU ranks must take part; only rank 0 gets the peak."""
     rate = experiment.precision.compute
     if device.type == "cuda":
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -123,7 +123,7 @@ def peak_flops(
 
 
 def _cached_peak(rate: str, context: WorkerContext) -> float:
-    """Return this CPU's peak FLOP/s with the run's number of threads. Measure it only once, and store it in cpu_peak.json."""
+    """Return this CPU's peak FLOP/s for the run's number of threads from cpu_peak.json. Measure and store a missing peak."""
     known = JsonFile.read(cache_dir() / "cpu_peak.json").as_json().get(_peak_key(rate, context))
     if known is None:
         context.doing("measuring the peak of this CPU")
@@ -132,14 +132,14 @@ def _cached_peak(rate: str, context: WorkerContext) -> float:
 
 
 def peak_remark(device_type: str, rate: str, context: WorkerContext) -> str:
-    """Return why MFU is unknown in steps that were faster than the peak. On a CPU, measure the peak again."""
+    """Return the reason why MFU is unknown in steps that exceeded the peak FLOP/s. On a CPU, measure the peak again."""
     if device_type == "cpu":
         return measured_peak(rate, context)[1]
     return f"MFU is unknown in steps that were faster than the {rate} peak of this device; check hardware.peak.{rate}"
 
 
 def measured_peak(rate: str, context: WorkerContext) -> tuple[float, str]:
-    """Measure this CPU's peak and keep the best result in cpu_peak.json. Return the best FLOP/s, and a remark on the former."""
+    """Measure this CPU's peak and keep the best result in cpu_peak.json. Return the best FLOP/s and a remark on the old peak."""
     path, key = cache_dir() / "cpu_peak.json", _peak_key(rate, context)
     known = JsonFile.read(path).as_json()
     before = known.get(key)
@@ -150,7 +150,7 @@ def measured_peak(rate: str, context: WorkerContext) -> tuple[float, str]:
         write_json(path, known)
     return best, (
         f"MFU is unknown in steps that were faster than the CPU's peak of {before['flops'] / 1e12:.4g} TFLOP/s, measured on "
-        f"{before['measured']}, perhaps beside other work; measured again: {best / 1e12:.4g} TFLOP/s"
+        f"{before['measured']}, perhaps while other programs ran; a new measurement found {best / 1e12:.4g} TFLOP/s"
     )
 
 

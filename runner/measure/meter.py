@@ -1,8 +1,8 @@
 """Defines the meter, which measures every training step on every rank. Rank 0 appends a row per step to `events.jsonl`.
 
-A step's loss and other metrics stay on the device at first. Every `log_every` steps, a reading copies the metrics of the latest
-steps to the host. Only a reading waits for the device. Then the ranks exchange their measurements, and rank 0 writes the rows.
-WPS (tokens per second) includes the time for readings, but step times do not. WPS excludes the time for saving checkpoints (see
+A step's loss and other metrics stay on the device at first. Every `log_every` steps, the host waits for the device and copies the
+metrics of the latest steps. The ranks then exchange their measurements, and rank 0 writes the rows. WPS (tokens per second)
+includes the time for reading metrics, but step times do not. WPS excludes the time for saving checkpoints (see
 `perf/checkpoint_time_s`) and for starting and stopping the profiler.
 """
 
@@ -32,7 +32,7 @@ from meshrunner.runner.rundir import PlanRecord, Summary, add_layout
 from meshrunner.runner.rundir.files import EVENTS, PLAN, SUMMARY
 
 COLLECT_EVERY = 50
-"""Steps between two runs of Python's garbage collector. Automatic runs of the collector are disabled during training."""
+"""Steps between two runs of Python's garbage collector. Automatic garbage collection is disabled during training."""
 
 
 class RunMeter:
@@ -56,7 +56,7 @@ class RunMeter:
         self.late_recompiles: list[dict[str, Any]] = []
         self.by_rank = ByRank(1 if context.emulated else context.world_size)
         self.communication_s = PlanRecord.read(run_dir / PLAN).communication_s if context.emulated else None
-        """Seconds per step that an emulated rank would wait for communication, as predicted; None if unknown."""
+        """Predicted seconds per step for which an emulated rank would wait for communication; None if unknown."""
         self.profiler = experiment.profiler.session(experiment.profiled, run_dir, context)
         self.events = (run_dir / EVENTS).open("a") if context.records else None
 
@@ -165,7 +165,7 @@ class RunMeter:
 
     @contextmanager
     def _not_counted(self) -> Iterator[None]:
-        """Exclude the time spent in this context from WPS. If the device works on a step in this time, WPS is too high."""
+        """Exclude the time spent in this context from WPS. WPS is too high if the device executes a step inside the context."""
         since = time.perf_counter()
         yield
         self.window_begin += time.perf_counter() - since
@@ -175,7 +175,7 @@ class RunMeter:
         self.begin, self.cpu_begin = self.device.stamp(), time.process_time()
 
     def _begin_measuring(self) -> None:
-        """Write the memory peaks of the start-up to summary.json and reset them. Later peaks then cover only measured steps."""
+        """Write the memory peaks of the start-up to summary.json. Reset the peaks, so that they cover only later steps."""
         peaks = merge_ranks(self.device.keys, self._gather(self.device.peaks()))
         for key, value in peaks.items():
             self.startup_peaks[key] = max(value, self.startup_peaks.get(key, 0.0))
@@ -197,7 +197,7 @@ class RunMeter:
             (Summary.read(path) | facts).write(path)
 
     def _gather(self, values: list[float]) -> Tensor:
-        """Gather `values` from all ranks that run. Return them as an fp64 tensor [ranks, values] in host memory."""
+        """Gather `values` from all ranks that run, and return an fp64 tensor [ranks, values] in host memory."""
         mine = torch.tensor(values, dtype=torch.float64)
         if self.context.emulated:
             return mine.unsqueeze(0)
@@ -250,7 +250,7 @@ class RunMeter:
             raise NotRecorded(f"cannot write {self.run_dir / EVENTS}: {error.strerror}") from error
 
     def _stop_if_not_finite(self, steps: list[Step], rank_losses: Tensor, norms: list[float]) -> None:
-        """Raise FloatingPointError if a loss or gradient norm is not finite. All ranks check the same values, so all raise."""
+        """Raise FloatingPointError on all ranks if a loss or gradient norm is not finite: all ranks check the same values."""
         for i, step in enumerate(steps):
             what = f"gradient norm is {norms[i]} though the loss is finite"
             if wrong := (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist():
@@ -262,7 +262,7 @@ class RunMeter:
 
 
 def recompile_reasons() -> list[str]:
-    """Return one text per recompilation so far, oldest first. The text names the recompiled function and the failed guard."""
+    """Return one text per recompilation so far, oldest first. Each text names the recompiled function and the failed guard."""
     return [f"{each.co_name}: {each.recompile_reason}" for each in get_compilation_metrics() if each.recompile_reason]
 
 

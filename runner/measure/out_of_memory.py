@@ -21,7 +21,7 @@ ON_DEVICE = re.compile(
     r"|Triton Error \[\w+\]: out of memory",
     re.IGNORECASE,
 )
-"""Pattern of errors about device memory. Triton's "out of resource" does not match, because it is about thread block limits."""
+"""Pattern of errors about device memory. Triton's "out of resource" does not match, because that error is about thread blocks."""
 ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 CAPACITY = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
 PARTS = {
@@ -32,7 +32,7 @@ PARTS = {
     "global_norm": "gradient norm",
     "clip_by_norm": "clipping",
 }
-"""Mapping from the name of a recipe's function to the words that describe its work in an error message."""
+"""Mapping from the names of the recipe's functions to descriptions of their work in error messages."""
 
 
 class MemoryRanOut(Exception):
@@ -42,7 +42,7 @@ class MemoryRanOut(Exception):
 def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
     """Return an error such as `out of host memory in step 3 (forward of layers.1): tried to allocate 2.00 GiB`.
 
-    Return None if neither `error` nor any of its causes reports that memory ran out. Causes are searched because compilers wrap
+    Return None if neither `error` nor any of its causes reports a lack of memory. Search the causes, because compilers wrap
     exceptions. `step` is the step in which the error occurred, or 0 before the first step.
     """
     if isinstance(error, MemoryRanOut):
@@ -71,7 +71,7 @@ def _amount(message: str) -> str:
 
 
 def _part(chain: list[BaseException]) -> str:
-    """Return the work during which memory ran out, such as `forward of layers.1` or `backward`. Return "" if it is unknown."""
+    """Return the work during which memory ran out, such as `forward of layers.1` or `backward`, or "" if unknown."""
     from torch import nn  # not at the top, because the launcher also imports this module
 
     frames = [frame for error in chain for frame, _ in walk_tb(error.__traceback__)]
@@ -88,7 +88,7 @@ def _part(chain: list[BaseException]) -> str:
 
 
 def _name(modules: list[nn.Module]) -> str:
-    """Return the innermost module's name without names of wrappers, such as `layers.1`. The name of the whole model is ""."""
+    """Return the innermost module's name, such as `layers.1`, without names of wrappers. The name of the whole model is ""."""
     from meshrunner.recipes.model.base import clean_name
 
     names = {id(module): clean_name(name) for name, module in modules[0].named_modules()}

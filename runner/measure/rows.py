@@ -1,4 +1,4 @@
-"""Computes figures (values such as `perf/wps`) of a run: a row of figures per step, and for summary.json a value per rank."""
+"""Computes a run's figures, such as `perf/wps`: one row of figures per step, and one value per rank for summary.json."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from meshrunner.runner.figures import FIGURES, by_rank, figure_of
 
 RANK_KEYS = ("train/loss", "perf/step_time_s", "perf/data_time_s", "perf/cpu_time_s", "perf/compile_time_s")
-"""Keys of the figures that every rank measures in every step. A tensor dimension RANK_KEYS has a value per key, in this order."""
+"""Keys of the figures that every rank measures in every step, in the order in which tensors store their values."""
 STATISTICS = {figure.key: figure.over_ranks for figure in FIGURES}
 OVER_RANKS: dict[str, Callable[[Tensor], Tensor]] = {"mean": Tensor.mean, "max": Tensor.max, "sum": Tensor.sum}
 
@@ -32,13 +32,13 @@ class Step:
     """Seconds spent saving a checkpoint before the step; 0 if none was saved."""
     profiled: bool
     begin: Any
-    """Result of `HostDevice.stamp` when the step began."""
+    """Time stamp from `HostDevice.stamp` at the beginning of the step."""
     end: Any
 
 
 @dataclass
 class Rows:
-    """Converter of measurements to rows (the figures of one step each) for one attempt (a start or resumption of a run)."""
+    """Converter of measurements to rows, one row per step, in one attempt. An attempt is one start or resumption of a run."""
 
     attempt: int
     world_size: int
@@ -46,21 +46,21 @@ class Rows:
     flops: int
     """FLOPs per token."""
     attention_flops: int
-    """FLOPs per token for attention scores. `flops` includes them."""
+    """FLOPs per token for attention scores, which `flops` includes."""
     peak: float | None
     """Peak FLOP/s of a device; None if unknown."""
     tokens: int
     """Number of tokens trained on up to the last row, including the tokens of earlier attempts."""
     beyond_peak: bool = False
-    """Whether a step was faster than `peak` allows, so that its MFU is unknown. The peak was measured while the CPU was busy."""
+    """Whether the FLOP/s of a step exceeded `peak`, for example because `peak` was measured on a busy CPU. Its MFU is unknown."""
 
     def of(
         self, steps: list[Step], norms: list[float], ranks: Tensor, *, window: float, times: list[float]
     ) -> list[dict[str, Any]]:
         """Return one row per step for the steps between two readings of metrics. The rows contain no memory figures.
 
-        `window` is the number of seconds between the readings. Each step gets a share of `window` in proportion to its step time.
-        WPS = tokens of the step / (this share x devices), so WPS includes the time for readings.
+        `window`: seconds between two readings of metrics. Each step gets a share of `window` in proportion to its step time.
+        WPS = tokens of the step / (share of `window` x devices), which includes the time for reading metrics.
         MFU = WPS x FLOPs per token / peak FLOP/s of the device. `ranks` has the shape [ranks, steps, RANK_KEYS + values of
         `Network.observe`]. `times` holds the Unix time at which the device completed each step.
         """
@@ -96,10 +96,10 @@ class Rows:
 
 
 def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str, Any]:
-    """Return the row of an emulated rank, whose collectives took no time and whose loss means nothing.
+    """Return the row of an emulated rank, whose collectives took no time and whose loss is meaningless.
 
-    The time that the rank would wait for communication, `communication_s`, is added to its step time. If it is unknown, so are
-    the step time and the speed. row: the figures as measured.
+    Add the time for which the rank would wait for communication, `communication_s`, to the step time. If `communication_s` is
+    unknown, the step time and the speed are unknown, too. row: the figures as measured.
     """
     compute = row["perf/step_time_s"]
     ratio = None if communication_s is None else compute / (compute + communication_s)
@@ -123,7 +123,7 @@ def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
 
 
 class ByRank:
-    """Sums of each rank's loss and times (RANK_KEYS) over the steps passed to `add`. Only rank 0 computes these sums."""
+    """Sums of each rank's loss and times (RANK_KEYS) over the steps passed to `add`, computed only on rank 0."""
 
     def __init__(self, world_size: int) -> None:
         self.sums = torch.zeros(world_size, len(RANK_KEYS), dtype=torch.float64)

@@ -1,12 +1,11 @@
-"""Predicts whether a run fits its devices and how fast it is, without these devices: trace -> replay -> forecast.
+"""Predicts whether a run fits its devices and how fast it is, without using the devices: trace -> replay -> forecast.
 
-1. **Trace.** The package `trace` runs two optimizer steps of the recipe itself, with tensors on the meta device and as one rank
-   of a fake process group. `record` logs every allocation, operator, collective and wait. `meta` replaces compiled code and the
-   parts of torch that need a device. If the blocks of a model are equal, two models with fewer blocks may be traced instead.
-2. **Replay.** `replay` sends the allocations of the trace through a model of the CUDA caching allocator (`allocator`). It sends
-   the operators and collectives of the trace through a clock (`timing`) that knows the device's rates.
-3. **Forecast.** `predict` judges whether the memory peak fits the device. It returns a `Forecast`: the verdict, predicted
-   memory and speed, and remarks on settings that are not modelled.
+First, the package `trace` runs two optimizer steps of the recipe on the meta device, as one rank of a fake process group. The
+package `record` logs every allocation, operator, collective and wait. The package `meta` replaces compiled code and the parts of
+torch that need a device. If the blocks of a model are alike, `trace` may run two models with fewer blocks instead of the full
+model. Next, `replay` sends the trace's allocations to a model of the CUDA caching allocator (`allocator`), and the trace's
+operators and collectives to a clock (`timing`) that knows the device's rates. Finally, `predict` judges whether the memory peak
+fits the device, and returns a `Forecast`: the verdict, predicted memory and speed, and remarks on settings that are not modelled.
 
 `predict_config` predicts one configuration. `largest_that_fits` searches for the largest value of a configuration key with which
 the run fits. `predict_all` predicts many configurations in several processes. Other packages import only the names in `__all__`.

@@ -1,4 +1,4 @@
-"""Finds the activations that each block keeps for backward, with and without recomputation. The command `show` prints them."""
+"""Finds the activations that each block keeps for backward, with and without recomputation, for the command `show`."""
 
 from collections import Counter, defaultdict
 from typing import Any, NamedTuple
@@ -15,16 +15,16 @@ from meshrunner.runner.predict.trace.depth import blocks_may_differ
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 
 MOST_BLOCKS = 64
-"""Maximum number of blocks that are traced if a model cannot be shortened. Tracing this many blocks takes a few seconds."""
+"""Maximum number of blocks that are traced if a model cannot be shortened. Tracing MOST_BLOCKS blocks takes a few seconds."""
 
 
 class KeptActivations(NamedTuple):
     """Activations of one micro batch that a block keeps from forward to backward, except the block's input and output."""
 
     nbytes: int
-    """Bytes of these activations on one device. Unsharded parameters do not count."""
+    """Bytes of the kept activations on one device, without unsharded parameters."""
     operators: dict[str, tuple[int, int]]
-    """Numbers of kept results and of all results, keyed by operator, such as `mm`. Operators that keep no result are absent."""
+    """Counts (kept results, all results), keyed by operator, such as `mm`. Operators without a kept result are left out."""
 
 
 class BlockKind(NamedTuple):
@@ -39,7 +39,7 @@ class BlockKind(NamedTuple):
 
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
-    """Return the kinds of recomputed blocks in an experiment that passed `fit`. Raise ConfigError if tracing cannot find them."""
+    """Return the kinds of recomputed blocks in an experiment that passed `fit`. Raise ConfigError if blocks cannot be traced."""
     if reason := experiment.parallelism.untraceable():
         raise ConfigError(reason)
     option = experiment.activation_checkpoint
@@ -81,14 +81,14 @@ def kept_by_block(trace: Trace) -> dict[int, KeptActivations]:
 
 
 def largest_block_bytes(trace: Trace) -> int | None:
-    """Return the bytes that the largest block keeps for backward, with its output, or None if the whole model is compiled."""
+    """Return the bytes that the largest block keeps for backward, including its output; None if the whole model is compiled."""
     return max((sum(each.nbytes for each in alive) for _, alive in _made_in_forward(trace).values()), default=None)
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
-    """Return the model with only its first blocks, among them a block of each class in `classes`.
+    """Return the model cut down to its first blocks, with at least one block of each class in `classes`.
 
-    If the model cannot be shortened, return it whole, or raise ConfigError if it has more than MOST_BLOCKS blocks.
+    If the model cannot be shortened, return the full model. Raise ConfigError if the full model has more than MOST_BLOCKS blocks.
     """
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
@@ -102,7 +102,7 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
 
 
 def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[Allocation]]]:
-    """Return two lists per block: its allocations in the last step's first forward, and those still held when backward begins."""
+    """Return two lists per block: allocations in the last step's first forward, and allocations still held before backward."""
     last, ledger = trace.last_step, trace.ledger
     in_backward = (each.allocated_at for each in ledger.allocations if each.phase[:2] == (last, "backward"))
     backward = next(in_backward, ledger.now)
@@ -111,7 +111,7 @@ def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[All
         step, part, block = each.phase
         if (step, part) != (last, "forward") or block is None or each.allocated_at > backward:
             continue
-        # Until they are freed, `MemoryLedger` labels the results of a custom autograd function as temporary.
+        # `MemoryLedger` labels the results of a custom autograd function as temporary until they are freed.
         if each.category in UNKNOWN and each.nbytes:
             made, alive = found[block]
             made.append(each)

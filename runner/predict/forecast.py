@@ -1,4 +1,4 @@
-"""Defines the forecast of a run: the verdict (whether the run fits its devices) with a reason, and predicted memory and speed."""
+"""Defines the forecast of a run: whether the run fits its devices, the reason, and the predicted memory and speed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOES_NOT_FIT: Answer = "does not fit"
 NOT_PLANNED: Answer = "not planned"
 NEEDS_VALUES = re.compile(r"meta\b(?!-pytorch)|fake impl", re.IGNORECASE)
 """Pattern of errors that only the meta device causes: an operator has no meta kernel, or code reads the values of a meta tensor.
-The pattern excludes `meta-pytorch`. Every error message of the compiler ends with a URL that contains this word.
+The pattern excludes `meta-pytorch`, which is part of the URL at the end of every error message of the compiler.
 """
 
 
@@ -35,18 +35,18 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """Predicted memory of one device. Its keys in a forecast's JSON are `memory/` and a field's name, such as `memory/phase`."""
+    """Predicted memory of one device. In a forecast's JSON, the key of a field begins with `memory/`, such as `memory/phase`."""
 
     peak_active_gib: float
     """Peak of active memory (memory that tensors use) within a step."""
     peak_active_pct: float
     """`peak_active_gib` as a share of the device's memory, in percent."""
     peak_reserved_gib: float | None
-    """Peak memory that the caching allocator holds within a step. None if no allocator is modelled."""
+    """Peak memory that the caching allocator reserves within a step; None if no allocator is modelled."""
     peak_reserved_pct: float | None
     """`peak_reserved_gib` as a share of the device's memory, in percent."""
     alloc_retries: int | None
-    """Number of times the allocator flushes its cache to stay within the device's memory. None if no allocator is modelled."""
+    """Number of times the allocator flushes its cache to stay within the device's memory; None if no allocator is modelled."""
     startup_gib: float
     """Peak of active memory before the first step."""
     phase: str
@@ -54,30 +54,30 @@ class MemoryForecast:
     by_category_gib: dict[str, float]
     """Memory at the peak of active memory, keyed by category, such as `gradients`. The values add up to `peak_active_gib`."""
     block_gib: float | None
-    """Activations that the largest block keeps for backward, including its output. None if the whole model is compiled."""
+    """Activations that the largest block keeps for backward, including its output; None if the whole model is compiled."""
     error_pct: float
     """Bound on the relative error of the predicted peak, in percent (see docs/measurements/plan.md)."""
 
 
 @dataclass(frozen=True)
 class SpeedForecast:
-    """Predicted speed of the run. Its keys in a forecast's JSON are `perf/` and a field's name, such as `perf/wps`."""
+    """Predicted speed of the run. In a forecast's JSON, the key of a field begins with `perf/`, such as `perf/wps`."""
 
     wps: float
     """Tokens ("words") per second per device."""
     mfu: float | None
-    """Model FLOPs utilisation in percent. None if the device's peak rate is unknown."""
+    """Model FLOPs utilisation in percent; None if the device's peak rate is unknown."""
     step_time_s: float
     seconds_by_part: dict[str, float]
-    """Seconds per step, keyed by kind of work (`simulated_clock.PARTS`). Kinds overlap, so the sum can exceed `step_time_s`."""
+    """Seconds per step by kind of work (`simulated_clock.PARTS`). Kinds of work overlap, so the sum can exceed `step_time_s`."""
     exposed_communication_s: float
-    """Seconds per step during which the compute stream idles and waits for communication."""
+    """Seconds per step in which the compute stream idles because it waits for communication."""
     calibrated: bool
     """Whether the device's rates were fitted to measured runs (calibrated)."""
     error_pct: float
-    """Largest error of predicted speeds in percent, found in the measured runs that `error_basis` names."""
+    """Largest error of predicted speeds, in percent, in the measured runs that `error_basis` names."""
     error_basis: str
-    """Sentence that names the measured runs with which predictions were compared, and `error_pct`."""
+    """Sentence that names the measured runs with which predictions were compared, and states the error `error_pct`."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +86,18 @@ class Forecast:
 
     verdict: Verdict
     memory: MemoryForecast | None = None
-    """Predicted memory. None if the run cannot be predicted."""
+    """Predicted memory, or None if the run cannot be predicted."""
     speed: SpeedForecast | None = None
-    """Predicted speed. None if the run cannot be predicted or a rate of the device, such as its peak FLOP/s, is unknown."""
+    """Predicted speed, or None if the run cannot be predicted or a rate of the device is unknown."""
     remarks: tuple[str, ...] = ()
     """Sentences about settings that are not modelled and about rates of the device that are unknown."""
     timeline: Timeline | None = None
-    """Memory over time within the last traced step, for a chart. None if the caller did not request it."""
+    """Memory over time within the last traced step, for a chart; None if the caller did not request the timeline."""
     wps_on: tuple[float, ...] = ()
     """Tokens per second per device on each of the `variants` of the device that were passed to `predict`."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object. It has the same keys for every run: unknown values are null."""
+        """Return a JSON object with the same keys for every run. Unknown values are null."""
         return {
             "verdict": self.verdict.answer,
             "reason": self.verdict.reason,
@@ -117,7 +117,7 @@ def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], boo
     """Judge whether a run fits in `capacity` bytes. The run is predicted to use `needed` bytes if memory is unlimited.
 
     `error` bounds the relative error of predictions. A run fits if it completes in (1 - `error`) x `capacity` bytes, and is
-    borderline if it completes only in (1 + `error`) x `capacity`. `runs_in(nbytes)` returns whether it completes in `nbytes`.
+    borderline if it completes only in (1 + `error`) x `capacity`. `runs_in(n)` returns whether the run completes in n bytes.
     """
     if needed <= capacity * (1 - error) or runs_in(round(capacity * (1 - error))):
         return FITS
@@ -144,7 +144,7 @@ def explain(
 
 
 def why(error: Exception) -> str:
-    """Return the reason why a recipe cannot be traced. Add the innermost line of user code if the traceback has one."""
+    """Return the reason why a recipe cannot be traced, with the innermost line of user code in the traceback, if any."""
     inner = getattr(error, "inner_exception", None)  # the compiler wraps exceptions
     error = inner if isinstance(inner, Exception) else error
     first = one_line(next(iter(str(error).splitlines()), ""))

@@ -1,4 +1,4 @@
-"""Finds out, without a GPU, which attention torch prefers on a GPU and how much memory cuBLAS takes."""
+"""Finds out, without a GPU, which attention kernel torch prefers on a GPU and how much memory cuBLAS takes."""
 
 import os
 import re
@@ -17,20 +17,20 @@ class GPULibraries(NamedTuple):
     cudnn_attention: bool = False
     """Whether torch prefers cuDNN's attention to FlashAttention."""
     workspace: int = 0
-    """Bytes of a cuBLAS workspace. Each thread that multiplies matrices allocates one and keeps it."""
+    """Bytes of a cuBLAS workspace. Each thread that multiplies matrices allocates a workspace and keeps it."""
 
 
 def gpu_libraries(experiment: Experiment, hardware: GPU | CPU | None) -> GPULibraries:
-    """Return the properties for the workers of an experiment, or the defaults if the GPU's compute capability is unknown."""
+    """Return the libraries' properties in an experiment's workers, or defaults if the GPU's compute capability is unknown."""
     capability = hardware.compute_capability if isinstance(hardware, GPU) else None
     if capability is None:
         return GPULibraries()
     variables = (VARIABLES if experiment.deterministic else {}) | dict(os.environ) | experiment.launch.env
-    # As `check_prefer_cudnn_attention` and `check_cudnn_deterministic` in torch's sdp_utils.cpp. If this torch has no cuDNN, take
-    # the oldest version in the default CUDA wheels of torch 2.11 and later, 9.19.
+    # These are the rules of `check_prefer_cudnn_attention` and `check_cudnn_deterministic` in torch's sdp_utils.cpp. If this
+    # torch has no cuDNN, take the oldest version in the default CUDA wheels of torch 2.11 and later, 9.19.
     cudnn = 9 <= capability < 11 and (torch.backends.cudnn.version() or 91900) > 91500  # type: ignore[no-untyped-call]
     cudnn = cudnn and not experiment.deterministic and variables.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
-    # As `parseChosenWorkspaceSize` in torch's CublasHandlePool.cpp: sizes in KiB, and their numbers
+    # Same rules as `parseChosenWorkspaceSize` in torch's CublasHandlePool.cpp: sizes in KiB, and how many of each
     default = ":4096:8" if capability >= 9 else ":4096:2:16:8"
     pools = re.findall(r":(\d+):(\d+)", variables.get("CUBLAS_WORKSPACE_CONFIG", default))
     return GPULibraries(cudnn, 1024 * sum(int(size) * int(count) for size, count in pools))

@@ -1,4 +1,4 @@
-"""Predicts many configurations in several processes. A forkserver imports torch once and then forks these processes."""
+"""Predicts many configurations in several processes, which are forked by a forkserver that imports torch only once."""
 
 import os
 import time
@@ -31,7 +31,7 @@ def predict_all(
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Forecast]:
     """Predict runs whose settings passed `fit`. Return a forecast for each run. After `within_s` seconds in total, return
-    NOT_IN_TIME for all other runs. After each prediction, call `progress` with the number of predicted runs and of all runs.
+    NOT_IN_TIME for unpredicted runs. After each prediction, call `progress` with the numbers of predicted runs and of all runs.
     `active_only`, `variants`: see `predict`."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s

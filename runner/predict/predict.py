@@ -1,7 +1,7 @@
 """Predicts one run: whether it fits, how much memory it holds at its peak, and how fast it is.
 
 For a GPU, the trace is replayed through a model of the caching allocator. The run fits if the GPU has room for the
-reserved memory (tensors and the allocator's cache). For a CPU, the active memory (tensors) must fit.
+memory that the allocator reserves. For a CPU, the run fits if there is room for the active memory: the memory of tensors.
 """
 
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
 """Bound on the error of the predicted peak of reserved memory, in percent (from docs/measurements/plan.md)."""
 RESERVED_PER_ACTIVE, PARTLY_USED = 2.5, 2**28
-"""Bound on reserved memory: a multiple of active memory, plus bytes for segments of which little is used. The largest ratio is
-2.29 in the predictions of docs/measurements/plan.md, and 1.37 in published runs. The rest covers the error of predictions."""
+"""Bound on reserved memory: a multiple of active memory, plus bytes for mostly unused segments. The largest ratio of reserved to
+active memory is 2.29 in predictions (see docs/measurements/plan.md) and 1.37 in published runs. The margin covers errors."""
 
 
 def predict(
@@ -52,11 +52,11 @@ def predict(
     with_timeline: bool = False,
     variants: Sequence[GPU | CPU] = (),
 ) -> Forecast:
-    """Predict a run whose settings passed `fit`. Let exceptions of user classes through, unless only the meta device causes them.
+    """Predict a run whose settings passed `fit`. Propagate exceptions of user classes, unless only the meta device causes them.
 
-    `active_only` predicts reserved memory only if active memory does not decide whether the run fits. This is faster, because two
-    models with fewer blocks are traced if possible. `with_timeline` adds memory over time, and always traces the full model.
-    `variants` are copies of the device with other rates. The speed is predicted for each of them, too.
+    `active_only` predicts reserved memory only if active memory does not decide whether the run fits. `active_only` is faster,
+    because it traces two models with fewer blocks if possible. `with_timeline` adds memory over time, and traces the full model.
+    The speed is also predicted for each of `variants`, which are copies of the device with other rates.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():

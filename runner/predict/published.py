@@ -1,5 +1,5 @@
 """States the error of predicted speeds: the largest error in published runs of the same kind. `python -m bench published`
-predicts these runs and writes published.yaml."""
+predicts the published runs and writes published.yaml."""
 
 from functools import cache
 from pathlib import Path
@@ -12,8 +12,8 @@ from meshrunner.runner.console import counted
 from meshrunner.runner.rundir import parse_yaml
 
 CUDNN_UNKNOWN = (
-    ". hardware.efficiency is that of FlashAttention, but torch uses cuDNN's attention on this device, which may be faster, so "
-    "the error includes the whole share of attention in the step. `meshrunner calibrate` fits the rates to measured runs"
+    ". hardware.efficiency is that of FlashAttention, but torch uses cuDNN's attention on this device, which may be faster. The "
+    "error therefore includes the whole share of attention in the step. `meshrunner calibrate` fits the rates to measured runs"
 )
 
 
@@ -35,10 +35,10 @@ class Regime(NamedTuple):
 
 
 def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> tuple[float, str]:
-    """Return the error of a predicted speed in percent, and a sentence that names the measured runs with this error. devices: the
-    number of devices of the predicted run.
+    """Return the error of a predicted speed in percent, and a sentence that names the measured runs with this error.
 
-    It is the error of the calibration, else of published runs of the same kind, else the largest of all published runs.
+    A calibrated device has the error of its calibration. An uncalibrated device has the largest error of published runs of the
+    same kind or, if there are none, of all published runs. `devices`: number of devices of the predicted run.
     """
     if hardware.calibrated is not None:
         pct = hardware.calibrated.error_pct

@@ -15,25 +15,25 @@ from meshrunner.runner.predict.pool import predict_all
 MOST = 2**16
 """Largest value that the search tries."""
 SCANNED = 2**12
-"""Maximum number of consecutive values that the search checks to find one that is allowed for the key."""
+"""Maximum number of consecutive values that the search checks to find a value that is allowed for the key."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A forecast and, with `plan --max`, the search for the largest value of `key`. Its JSON has the keys of a forecast, after a
-    search preceded by `max` and `tried`."""
+    """A forecast and, with `plan --max`, the result of the search for the largest value of `key`. The JSON object has the keys of
+    a forecast. After a search, the keys `max` and `tried` come first."""
 
     forecast: Forecast
-    """After a search: the forecast for `value`, or for the first value tried if no value fits."""
+    """Forecast of the run. After a search, `forecast` is for `value` or, if no value fits, for the first value tried."""
     key: str = ""
     value: int | None = None
     """Largest value that fits, or None if no value fits."""
     tried: Sequence[int] = ()
-    """Values for which the run was predicted, in this order. Empty without a search, and if the run cannot be predicted."""
+    """Values that the search tried, in order; empty if there was no search or if the run cannot be predicted."""
 
     @property
     def findings(self) -> list[str]:
-        """A sentence with the result of the search. The list is empty if the search tried no value."""
+        """List with one sentence that states the result of the search, or an empty list if the search tried no value."""
         if self.value:
             found = "fits; the search stops there" if self.value == MOST else "is the largest that fits"
             return [f"{self.key}={self.value} {found}"]
@@ -55,8 +55,8 @@ def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: 
 
 
 def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> Planned:
-    """Find the largest whole number for a key with which a run fits. Raise ConfigError if every number tried is invalid, or if
-    the key's value in the composed configuration is not a whole number, null or auto."""
+    """Find the largest whole number for `key` with which a run fits. Raise ConfigError if every number tried is invalid, or if
+    the value of `key` without the search is not a whole number, null or auto."""
 
     def composed(value: int) -> dict[str, Any]:
         return _composed([*overrides, f"{key}={value}"])
@@ -77,10 +77,10 @@ def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, 
 def largest_of_each(
     configs: Sequence[Callable[[int], dict[str, Any]]], key: str, *, active_only: bool
 ) -> list[Planned]:
-    """Find the largest whole number for a key with which each run fits. Each step of all searches is predicted in processes.
-    If no number is allowed for a run, its `tried` is empty.
+    """Find the largest whole number for `key` with which each run fits. The searches run at the same time, and several processes
+    predict the values to try next. If no number is allowed for a run, `tried` is empty in the run's result.
 
-    configs: functions that compose the configuration of a run for a value of `key`.
+    `configs`: one function per run, which composes the configuration of the run for a value of `key`.
     """
     tried: list[dict[int, Forecast]] = [{} for _ in configs]
     largest: list[int | None] = [None] * len(configs)
@@ -121,11 +121,11 @@ def _is_allowed(config: dict[str, Any], key: str, value: int) -> bool:
 
 
 def trials(allowed: Callable[[int], bool]) -> Generator[int, bool, int | None]:
-    """Search for the largest allowed whole number that fits: yield the numbers to try, and receive whether each fits. Return
-    None if the smallest allowed number does not fit.
+    """Search for the largest allowed whole number that fits. Yield each number to try, and receive whether the number fits.
+    Return None if the smallest allowed number does not fit.
 
     If a number does not fit, larger numbers are assumed not to fit either. Each number is yielded at most once. Numbers that are
-    not `allowed` are skipped; for example, a micro batch must divide the batch.
+    not `allowed` are skipped, such as a micro batch that does not divide the batch.
     """
     below, end = 0, 1
     for least in (2**power for power in range(MOST.bit_length())):

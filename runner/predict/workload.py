@@ -20,7 +20,7 @@ from meshrunner.runner.predict.trace.tracer import Trace, trace_depths
 
 @dataclass(frozen=True)
 class Workload:
-    """The traced work of one training step. `step_time` computes how long a given device needs for this work."""
+    """Traced work of one training step. `step_time` predicts how long a given device needs for a step."""
 
     experiment: Experiment
     workers: int
@@ -28,7 +28,7 @@ class Workload:
     tokens: float
     """Tokens per step and device."""
     skipped_micro_batches: int
-    """Number of micro batches per step that were not traced. `step_time` includes an estimate of their time."""
+    """Number of untraced micro batches per step. `step_time` includes an estimate of the time of untraced micro batches."""
     events: tuple[EventLog, ...]
     """One event log if the full-depth model was traced, or two if two shallow models (with fewer blocks) were traced instead."""
     depths: Depths | None
@@ -40,7 +40,7 @@ class Workload:
         return "fp32" if self.experiment.precision.fp32_matmul == "highest" else "tf32"
 
     def clock(self, hardware: GPU | CPU) -> SimulatedClock:
-        """Return a clock for a device. If it is a CPU, `hardware.speed` must be set."""
+        """Return a clock for a device. For a CPU, `hardware.speed` must be set."""
         if isinstance(hardware, CPU):
             return SimulatedClock(CPURates(hardware))
         rates = GPURates(hardware, self.fp32_rate, self.workers)
@@ -49,7 +49,7 @@ class Workload:
         return SimulatedClock(rates)
 
     def without(self, kind: type[Any] | UnionType) -> Self:
-        """Return a copy without the events of a kind."""
+        """Return a copy without the events of type `kind`."""
         events = [[event for event in log if not isinstance(event, kind)] for log in self.events]
         return replace(self, events=tuple(events))
 
@@ -92,7 +92,7 @@ class Workload:
 
 
 def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool) -> tuple[Workload, tuple[Trace, ...]]:
-    """Trace the model or, if `shallow` is true and `shallow_depths` returns depths, two copies of the model with fewer blocks."""
+    """Trace the model, or two copies with fewer blocks if `shallow` is true and `shallow_depths` returns depths for the model."""
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
     recipes = [experiment] if depths is None else [at_depth(experiment, each) for each in depths[:2]]
@@ -104,7 +104,7 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """Trace a run only to predict the time of its step as it is measured: without collectives if its rank is emulated.
+    """Trace a run to predict its measured step time, which excludes collectives if the run emulates a rank.
 
     Events about memory are dropped, so that `step_time` is fast.
     """

@@ -11,7 +11,7 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def bind_to_gpu(local_rank: int, workers: int) -> None:
-    """Bind this process to the CPUs close to GPU `local_rank`, one of `workers` GPUs. Call this before CUDA is initialised."""
+    """Bind this process to the CPUs close to GPU `local_rank` of `workers` GPUs, before CUDA is initialised."""
     cpus = cpus_to_bind([_bus_id(gpu) for gpu in range(workers)], local_rank, os.sched_getaffinity(0))
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
         with suppress(ProcessLookupError):  # the thread has ended
@@ -19,7 +19,7 @@ def bind_to_gpu(local_rank: int, workers: int) -> None:
 
 
 def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> set[int]:
-    """Return the CPUs in `allowed` close to GPU `bus_ids[local_rank]`, or an empty set if the worker should not be bound."""
+    """Return the CPUs in `allowed` that are close to GPU `bus_ids[local_rank]`, or an empty set if binding is not useful."""
     near = [cpus_near(bus_id) & allowed for bus_id in bus_ids]
     own = near[local_rank]
     # Binding has no effect if all allowed CPUs are close. Each worker that shares the close CPUs needs FEWEST_CORES of them.

@@ -1,4 +1,4 @@
-"""The forkserver: a process that imports torch once and then forks every child process. No child outlives the command."""
+"""The forkserver: a process that imports torch once and then forks every child process. No child process outlives the command."""
 
 import atexit
 import faulthandler
@@ -37,7 +37,7 @@ PRELOAD = [
     "meshrunner.runner.launch.worker",
     "meshrunner.runner.config.experiment",
 ]
-"""Modules that the forkserver imports before it forks. User modules are left out: their errors would end the forkserver."""
+"""Modules that the forkserver imports before it forks. User modules are left out, because an error would end the forkserver."""
 
 context = multiprocessing.get_context("forkserver")
 _variables: Mapping[str, str] | None = None
@@ -45,15 +45,15 @@ _variables: Mapping[str, str] | None = None
 END_SIGNAL = signal.SIGUSR2  # not SIGTERM: SLURM sends SIGTERM to every process, and only the launcher may react
 """Signal that makes a child process write its Python stack to its log and then end."""
 LONGEST = 40
-"""Maximum bytes in the path of the directory that contains `temporary_folder`, because a socket's path may have 107 bytes."""
+"""Maximum length in bytes of the directory that contains `temporary_folder`, because socket paths are limited to 107 bytes."""
 
 
 def warm(variables: Mapping[str, str] | None = None) -> None:
     """Start the forkserver, which imports torch in the background. This function returns within milliseconds.
 
-    The forkserver's environment includes `variables`, because libraries read environment variables when they are loaded. A
-    forkserver that already runs is kept if it has the same variables, or if `variables` is None. Otherwise it is killed and
-    replaced. A forkserver that is replaced must not have children.
+    The forkserver's environment includes `variables`, because libraries read environment variables when they are loaded. Keep
+    a running forkserver if it has the same variables, or if `variables` is None; otherwise, kill and replace it. A forkserver
+    that is replaced must not have children.
     """
     global _variables
     if _variables is not None and variables in (None, _variables):
@@ -87,7 +87,7 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
 def temporary_folder() -> str:
     """Return the folder for the forkserver's socket and other temporary files. Raise ConfigError if no folder can be created.
 
-    The first call creates the folder. The command removes the folder on exit. If the command is killed, the forkserver does.
+    The first call creates the folder. The command, or the forkserver if the command is killed, removes the folder on exit.
     """
     # multiprocessing would choose a folder in TMPDIR even if the path is too long for a socket.
     settings: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
@@ -128,10 +128,10 @@ def exit_now(code: int) -> NoReturn:
 def child(
     log: Path, environment: Mapping[str, str], body: Callable[..., int], *arguments: Any, **options: Any
 ) -> ForkServerProcess:
-    """Return a process, not yet started, that calls `body(*arguments)` and exits with the returned code.
+    """Return a process that calls `body(*arguments)` once it is started, and exits with the code that `body` returns.
 
-    The process appends its output to `log`, ignores Ctrl-C, and is killed by the kernel when the launcher ends. It gets
-    `environment` and the launcher's sys.path, because the forkserver, not the launcher, starts it.
+    The process appends its output to `log`, ignores Ctrl-C, and is killed by the kernel when the launcher ends. Because the
+    forkserver starts the process, pass `environment` and the launcher's sys.path explicitly.
     """
     own = (log, dict(environment), list(sys.path), body, arguments)
     return context.Process(target=_run, args=own, **options)

@@ -1,7 +1,7 @@
 """Chooses the network interface that gloo uses in a run on several nodes.
 
-By default, gloo tells other ranks the address that its rank's host name resolves to. On Debian this address is 127.0.1.1, and
-a rank that connects to 127.0.1.1 reaches its own node.
+By default, gloo advertises the address to which a rank's host name resolves. On Debian, a host's own name resolves to 127.0.1.1,
+and a rank that connects to 127.0.1.1 reaches its own node.
 """
 
 import socket
@@ -12,14 +12,14 @@ from socket import AF_INET, AF_INET6
 import psutil
 
 OUTSIDE = ("192.0.2.1", "2001:db8::1")
-"""Addresses that no machine has (RFC 5737, RFC 3849). The kernel's route to them is the default route. Nothing is sent."""
+"""Addresses that no machine has (RFC 5737, RFC 3849), used only to find the default route."""
 
 
 def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
     """Return the name of an interface for gloo, or None if NCCL_SOCKET_IFNAME allows no interface.
 
-    The first choice is the interface with the route to the host `master`. There is none on `master` itself if its own name
-    resolves to 127.0.1.1. The second choice is the interface of the default route, and the third is any allowed interface.
+    The first choice is the interface with the route to `master`, unless this node is `master` and its name resolves to 127.0.1.1.
+    The second choice is the interface of the default route, and the third choice is any allowed interface.
     """
     wanted = environment.get("NCCL_SOCKET_IFNAME", "")
     allowed = {name: addresses for name, addresses in interfaces().items() if allows(wanted, name)}
@@ -32,7 +32,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
 
 
 def allows(wanted: str, name: str) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME allows an interface. `eth` allows eth0 and eth1, `=eth0` only eth0, `^eth` neither."""
+    """Return whether NCCL_SOCKET_IFNAME allows an interface: `eth` allows eth0 and eth1, `=eth0` only eth0, `^eth` neither."""
     prefixes = [each for each in wanted.lstrip("^=").split(",") if each]
     exactly = wanted.lstrip("^").startswith("=")
     named = any(name == each if exactly else name.startswith(each) for each in prefixes)
@@ -42,7 +42,7 @@ def allows(wanted: str, name: str) -> bool:
 
 
 def sources(host: str) -> Iterator[str]:
-    """Yield the addresses of this machine from which it would send packets to a host."""
+    """Yield the source addresses that this machine would use for packets to a host."""
     with suppress(OSError):
         for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind, protocol) as sender:

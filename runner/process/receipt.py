@@ -1,4 +1,4 @@
-"""Runs the command line in a child process for `meshrunner.run`. The child writes a receipt: its directory, or its error."""
+"""Runs a command line in a child process for `meshrunner.run`. The child process writes a receipt, with a directory or error."""
 
 import json
 import os
@@ -12,13 +12,13 @@ from tempfile import TemporaryFile
 from meshrunner.recipes.errors import ConfigError
 
 VARIABLE = "MESHRUNNER_RECEIPT"
-"""Environment variable with the file descriptor of the child's receipt."""
+"""Environment variable with the file descriptor to which the child process writes its receipt."""
 
 
 def run_command(flag: str, overrides: Sequence[str]) -> Path:
-    """Execute `meshrunner run FLAG OVERRIDES` and return its directory. Its output goes to this process's terminal or notebook.
-    Pass each Ctrl-C on, and wait until the command ends. Raise ConfigError if the command exits with 2, KeyboardInterrupt if it
-    was interrupted, and RuntimeError if it ends with another error or without a directory."""
+    """Execute `meshrunner run FLAG OVERRIDES` and return the run or sweep directory. The command's output goes to this process's
+    terminal or notebook. Pass each Ctrl-C to the command. Raise ConfigError if the command exits with status 2, KeyboardInterrupt
+    if it was interrupted, and RuntimeError if it ends with another error or without a directory."""
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: expected a list such as ['steps=5'], got the text {overrides!r}")
     with TemporaryFile("w+") as receipt:
@@ -50,7 +50,7 @@ _receipt: int | None = None
 
 
 def accept() -> None:
-    """Prepare this child of `run_command` to write the receipt. The death of its parent then interrupts it."""
+    """Prepare this child process of `run_command` to write the receipt, and to be interrupted when the parent process dies."""
     from meshrunner.runner.process.signals import die_with_parent
 
     global _receipt
@@ -60,7 +60,7 @@ def accept() -> None:
 
 
 def record(key: str, value: object) -> bool:
-    """Write an entry of the receipt. Return False if no process waits for a receipt."""
+    """Write an entry to the receipt for `run_command`. Return False if no process waits for the receipt."""
     if _receipt is not None:
         os.write(_receipt, f"{json.dumps([key, str(value)])}\n".encode())
     return _receipt is not None

@@ -1,6 +1,6 @@
 """Handles the signals that end a command. An interrupt ends a run at once. A stop request ends a run after a checkpoint.
 
-Ctrl-C and SIGHUP are interrupts. If the run saves checkpoints, the first Ctrl-C is a stop request instead. In a SLURM job,
+Ctrl-C and SIGHUP are interrupts. If a run saves checkpoints, the first Ctrl-C is a stop request. In a SLURM job,
 SIGTERM and SIGUSR1 are stop requests (see `launch.preemption`). Outside SLURM jobs, SIGTERM is an interrupt.
 """
 
@@ -25,7 +25,7 @@ def in_slurm_job() -> bool:
 
 
 def job_start_id() -> str:
-    """Return an id for this start of the SLURM job: `12.0` for job 12 at first, `12.1` after job 12 was requeued once."""
+    """Return an id for this start of the SLURM job: `12.0` at the first start of job 12, `12.1` after one requeue."""
     return f"{os.environ.get('SLURM_JOB_ID')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
 
 
@@ -36,18 +36,18 @@ INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.
 IGNORE_S = 15.0
 """Seconds after an interrupt during which further interrupts are ignored, so that the workers have time to end."""
 REPEAT_S = 0.01
-"""Seconds until an interrupt that arrived in a finalizer (`__del__`) is sent again. Python drops exceptions in finalizers."""
+"""Seconds until an interrupt that arrived in a finalizer (`__del__`) is sent again, because Python drops its exception."""
 
 
 def hold_stop_requests() -> None:
-    """Block STOP_REQUESTS in a SLURM job until a `Preemption` handles these signals. By default they would kill the command."""
+    """Block STOP_REQUESTS in a SLURM job until a `Preemption` handles these signals, which would otherwise kill the command."""
     if in_slurm_job():
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_REQUESTS)
 
 
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
-    """Raise Interrupted("by SIGINT" + `consequence`) when one of INTERRUPTS arrives, then ignore INTERRUPTS for IGNORE_S."""
+    """Raise Interrupted("by SIGINT" + `consequence`) on one of INTERRUPTS, and ignore INTERRUPTS for IGNORE_S seconds."""
     last, received = float("-inf"), 0
 
     def interrupt(number: int, _: object) -> None:
@@ -77,7 +77,7 @@ def interruptible(consequence: str = "") -> Iterator[None]:
 
 @contextmanager
 def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
-    """Call `request` on the first Ctrl-C. Interrupt the run if `request` returns False, and on any later Ctrl-C."""
+    """Call `request` on the first Ctrl-C. Interrupt the run if `request` returns False or if the user presses Ctrl-C again."""
     interrupt = signal.getsignal(signal.SIGINT)
     assert callable(interrupt)
 

@@ -37,8 +37,8 @@ class _Output(io.FileIO):
 def secure_streams() -> None:
     """Open /dev/null in place of closed standard streams. Replace sys.stdout and sys.stderr by streams that never raise OSError.
 
-    Call this before any file is opened. Otherwise a file could get the descriptor of a closed standard stream, and workers would
-    write their output to that file.
+    Call this function before any file is opened, because a file could get the descriptor of a closed standard stream, and workers
+    would write their output to that file.
     """
     for number, name in enumerate(STREAMS):
         try:

@@ -1,4 +1,4 @@
-"""Defines the data that a launcher (the process that starts a node's workers) passes to each worker."""
+"""Defines the data that a launcher passes to each worker. A launcher is the process that starts a node's workers."""
 
 import mmap
 import os
@@ -12,12 +12,12 @@ from meshrunner.recipes.meter import PHASES, Phase
 
 
 class SharedIntegers:
-    """Integers in memory that parent and child processes share. There is no lock, so each integer has only one writer."""
+    """Integers in memory that parent and child processes share without a lock. Each integer must have only one writer."""
 
     # An anonymous file (memfd) needs neither /dev/shm nor a temporary folder, unlike multiprocessing's arrays.
 
     def __init__(self, count: int, file: Any = None) -> None:
-        """Create `count` zeros in new shared memory. If `file` (a DupFd) is given, map the parent's memory instead."""
+        """Create `count` zeros in new shared memory or, if `file` (a DupFd) is given, map the parent's shared memory."""
         self._file = os.memfd_create("meshrunner") if file is None else file.detach()
         weakref.finalize(self, os.close, self._file)
         if file is None:
@@ -42,16 +42,16 @@ class SharedIntegers:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a run, and the rendezvous: the address to which all ranks of the run connect."""
+    """A node of a run, and the rendezvous address to which all ranks of the run connect."""
 
     rank: int
     count: int
     host: str
     """Name of the host on which rank 0 opens the rendezvous."""
     port: int
-    """TCP port of the rendezvous. In a run on a single node, it may be 0: rank 0 then chooses a free port."""
+    """TCP port of the rendezvous. In a run on a single node, port 0 makes rank 0 choose a free port."""
     rendezvous: str
-    """Id of the rendezvous. It changes each time the SLURM job starts, so that workers of an earlier start cannot join."""
+    """Id of the rendezvous, which changes each time the SLURM job starts, so that workers of an earlier start cannot join."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class WorkerContext:
     phase: SharedIntegers
     """One integer, an index in PHASES: the activity of this node's first rank, such as saving a checkpoint."""
     stop_requested: SharedIntegers | None
-    """One integer, nonzero if the run should save a checkpoint and end. None if this run cannot be asked to stop."""
+    """One integer, nonzero if the run should save a checkpoint and end; None if this run cannot be asked to stop."""
     emulated: bool = False
-    """Whether this worker plays its rank alone (`launch.emulate`)."""
+    """Whether this worker emulates its rank without other ranks (`launch.emulate`)."""
 
     def doing(self, phase: Phase) -> None:
-        """Tell the launcher which phase begins. On other ranks than the first of a node, this method does nothing."""
+        """Tell the launcher which phase begins, if this rank is the first rank of its node."""
         if self.local_rank == 0:
             self.phase[0] = PHASES.index(phase)
 

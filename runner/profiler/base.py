@@ -1,4 +1,4 @@
-"""Base classes of a profiler's settings and of its session, which the meter (the code that times steps) calls at each step."""
+"""Defines base classes of profiler settings and profiler sessions. The meter, which times steps, calls a session at each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ProfiledRun(NamedTuple):
-    """The settings of a run that its profiler needs to know."""
+    """Settings of a run that affect how it is profiled."""
 
     steps: int
     measure_after: int
@@ -46,7 +46,7 @@ class Profiler(Option):
         return []
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
-        """Create the session of one worker. The meter calls this after the device is set and before the model is built."""
+        """Create the session of one worker, after the device is set and before the model is built."""
         return Session(None, run, run_dir, context)
 
 
@@ -64,10 +64,10 @@ def _ranks(value: Any) -> Any:
 
 
 class Windowed(Profiler):
-    """Base of profilers that profile a window of `steps` steps, after the first `measure_after` + `start` steps of an attempt."""
+    """Base class of profilers that profile `steps` steps, after the first `measure_after` + `start` steps of an attempt."""
 
     start: Annotated[int, whole(at_least=0)]
-    """Number of steps between the first `measure_after` steps, which are not measured, and the first profiled step."""
+    """Number of steps to skip before the first profiled step, in addition to the first `measure_after` steps."""
     steps: Count
     """Number of profiled steps."""
     ranks: Annotated[list[int] | Literal["all"], BeforeValidator(_ranks)]
@@ -78,10 +78,10 @@ class Windowed(Profiler):
         return done + run.measure_after + self.start + self.steps
 
     def _exceeds_steps(self, run: ProfiledRun, done: int = 0) -> list[str]:
-        """Return [`measure_after(5) + ... = 12 is more than steps(10)`] if the window ends after the run, otherwise []."""
+        """Return a list of one error message if the steps to profile end after the run's last step, otherwise an empty list."""
         if (last := self.last_step(run, done)) <= run.steps:
             return []
-        before = f"{done} done before + " if done else ""
+        before = f"{done} completed steps + " if done else ""
         window = f"measure_after({run.measure_after}) + profiler.start({self.start}) + profiler.steps({self.steps})"
         return [f"{before}{window} = {last} is more than steps({run.steps})"]
 
@@ -98,12 +98,12 @@ class Windowed(Profiler):
 
 
 class Session:
-    """The work of a profiler on one rank. The meter creates a session on every rank, but only the chosen ranks profile."""
+    """Work of a profiler on one rank. The meter creates a session on every rank, but only the chosen ranks profile."""
 
     figures: ClassVar[tuple[str, ...]] = ()
     """Names of the figures (measured numbers) that `end` returns."""
     warms_up: ClassVar[bool] = False
-    """Whether the profiler warms up in the step before the window. The profile of that step is discarded."""
+    """Whether the profiler warms up in the step before the profiled steps. The profile of the warm-up step is discarded."""
 
     def __init__(self, option: Windowed | None, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> None:
         """Create the session. If `option` is None, the session profiles no steps."""
@@ -115,7 +115,7 @@ class Session:
 
     @property
     def recording(self) -> bool:
-        """Whether the profiler runs in the current step. Such a step does not count towards throughput."""
+        """Whether the profiler runs in the current step, which then does not count towards throughput."""
         return self.first > 0 and self.first - self.warms_up <= self.next_step <= self.last
 
     def started(self, device: torch.device, done: int) -> None:
@@ -126,18 +126,18 @@ class Session:
         self._enter_window()
 
     def turns_after(self, step: int) -> bool:
-        """Return whether a rank's profiler starts or stops after this step. If so, the device must be idle then."""
+        """Return whether any rank's profiler starts or stops right after `step`, which requires an idle device."""
         return step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
 
     def step_begins(self) -> None:
-        """Prepare to profile step `next_step`. The meter calls this before each step."""
+        """Prepare to profile step `next_step`. The meter calls `step_begins` before each step."""
 
     def pause(self) -> None:
-        """Close the contexts of the current step. The meter calls this before work between steps, such as saving a checkpoint."""
+        """Close the contexts of the current step before any work between steps, such as saving a checkpoint."""
         self.in_step.close()
 
     def step_done(self, step: int) -> list[float] | None:
-        """Finish a step. Return this rank's figures if this is the last profiled step, otherwise None."""
+        """Finish a step. Return this rank's figures if `step` is the last profiled step, otherwise None."""
         self.pause()
         self.next_step = step + 1
         self._enter_window()
@@ -153,18 +153,18 @@ class Session:
             self.begin()
 
     def warm_up(self) -> None:
-        """Start the profiler for a warm-up in step `next_step`. Not called if the window begins with an attempt's first step."""
+        """Start the profiler for a warm-up in step `next_step`. An attempt whose first step is profiled has no warm-up step."""
 
     def begin(self) -> None:
-        """Start to profile, beginning with step `next_step`."""
+        """Start profiling at the beginning of step `next_step`."""
 
     def end(self) -> list[float]:
         """Stop profiling. Write this rank's files and return the values of `figures`, with NaN for unknown values."""
         return []
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return entries for summary.json. `figures[rank]` holds what `end` returned on this rank. Called on rank 0 only."""
+        """Return entries for summary.json. `figures[rank]` is what `end` returned on `rank`. Only rank 0 calls `summary`."""
         return {}
 
     def out_of_memory(self) -> None:
-        """Write the profile of the steps so far. The worker calls this when it runs out of memory."""
+        """Write the profile of the steps so far after the worker has run out of memory."""

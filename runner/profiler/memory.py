@@ -1,4 +1,4 @@
-"""Implements profiler=memory. On CUDA it records the allocator's history; on a CPU, the live tensors at the peak."""
+"""Implements `profiler=memory`, which records the allocator's history on CUDA, and the live tensors at the peak on a CPU."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ KEYS = ("memory/peak_live_gib", *(f"memory/live_{category}_gib" for category in 
 class MemoryProfile(Windowed):
     """Memory profile of the chosen ranks.
 
-    On CUDA, trace/memory_rank0.pickle lists allocations and frees with their stacks, from the start of the run to the end of the
-    window (the profiled steps). View this file at pytorch.org/memory_viz. It is written when the window ends or memory runs out.
-    Steps up to the end of the window do not count towards throughput. If memory runs out after the window, the file
-    trace/memory_rank0_oom.pickle shows the memory held at that moment.
+    On CUDA, trace/memory_rank0.pickle lists the allocations and frees up to the last profiled step, with their call stacks. The
+    .pickle file is written after the last profiled step or when memory runs out. View the .pickle file at
+    pytorch.org/memory_viz. Steps up to the last profiled step do not count towards throughput. If memory runs out after the last
+    profiled step, trace/memory_rank0_oom.pickle shows the memory that was held when memory ran out.
 
-    On a CPU, trace/memory_rank0.json holds the peak bytes of live tensors in the window, in total and per category. The keys
-    `memory/peak_live_gib` and `memory/live_*_gib` in summary.json hold these values in GiB for the rank with the highest peak.
-    These keys are null if the model is compiled, because `MemoryLedger` cannot track compiled code.
+    On a CPU, trace/memory_rank0.json holds the peak bytes of live tensors in the profiled steps, in total and per category. In
+    summary.json, `memory/peak_live_gib` and `memory/live_*_gib` are the values of the rank with the highest peak, in GiB. The
+    `memory/*live*` keys are null if the model is compiled, because `MemoryLedger` cannot track compiled code.
     """
 
     max_entries: Count
-    """Maximum number of allocations and frees to keep in the history on CUDA. The oldest are dropped."""
+    """Maximum number of allocations and frees in the history on CUDA. A longer history loses its oldest entries."""
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         found = super().remarks(run, device_type, done)
@@ -49,7 +49,7 @@ class MemoryProfile(Windowed):
 
 
 class MemorySession(Session):
-    """Base class of the sessions of `profiler=memory`. `end` returns the values of KEYS, or NaN if they are unknown."""
+    """Base class of the sessions of `profiler=memory`. `end` returns the values of KEYS, with NaN for unknown values."""
 
     figures: ClassVar[tuple[str, ...]] = KEYS
     option: MemoryProfile
@@ -60,7 +60,7 @@ class MemorySession(Session):
 
 
 class HistorySession(MemorySession):
-    """Session on CUDA. It records the caching allocator's history, from before the model is built to the end of the window."""
+    """Session on CUDA that records the caching allocator's history from before the model is built to the last profiled step."""
 
     def __init__(self, option: MemoryProfile, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> None:
         super().__init__(option, run, run_dir, context)
@@ -94,7 +94,7 @@ class HistorySession(MemorySession):
 
 
 class LiveSession(MemorySession):
-    """Session on a CPU. A `MemoryLedger` records live tensors during the profiled steps, but not between steps."""
+    """Session on a CPU, in which a `MemoryLedger` records live tensors during the profiled steps, but not between steps."""
 
     ledger: MemoryLedger | None = None
 

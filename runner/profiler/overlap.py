@@ -1,17 +1,15 @@
 """Computes the shares of compute, exposed communication and idle time in profiled steps from a Chrome trace.
 
-Each moment of a step is *compute* (compute work runs, whether or not a collective runs too), *exposed communication*
-(only a collective runs) or *idle* (neither runs). If a collective waits for a slower rank, this time is communication.
+A moment of a step is *compute* if compute work runs, *exposed communication* if only a collective runs, and *idle* if neither
+runs. The time in which a collective waits for a slower rank is communication.
 
-On CUDA, NCCL kernels are communication. All other kernels, all copies and all fills, on any stream, are compute.
+On CUDA, NCCL kernels are communication. All other kernels, copies and fills on any stream are compute.
 
-On a CPU there are no streams, only operators on threads:
-
-- A collective appears as `gloo:*` (such as `gloo:all_gather`) on a gloo thread from start to end, and as `c10d::*` on the
-  training thread while it is enqueued. Both kinds of events, and copies inside them, are communication.
-- Other operators (`aten::*`, `fsdp::*`, a user's operators) and inductor's graphs are compute.
-- Events that enclose operators (`autograd::*`, `MmBackward0`, `FSDP::pre_forward`) are ignored, because part of their time may
-  be spent in `work.wait()`, for which a trace has no events.
+A CPU has no streams, only operators on threads. Communication is the time of `gloo:*` events, in which a gloo thread runs a
+collective, and of `c10d::*` events, in which the training thread enqueues a collective. Copies inside `gloo:*` and `c10d::*`
+events are communication, too. Other operators (such as `aten::*`, `fsdp::*` and a user's operators) and inductor's graphs are
+compute. Events that enclose operators, such as `autograd::*`, `MmBackward0` and `FSDP::pre_forward`, are ignored, because such an
+event may include calls of `work.wait()`, which a trace does not show.
 """
 
 import re
@@ -31,9 +29,9 @@ LAUNCH = ("cuda_runtime", "cuda_driver")
 
 Event = dict[str, Any]
 Lane = tuple[str, Any]
-"""A pair (kind of work, thread). The kind is STEP, COMPUTE or COMMUNICATION. On CUDA, all streams share one lane per kind."""
+"""A pair (kind, thread). The kind is STEP, COMPUTE or COMMUNICATION. On CUDA, the streams share one lane per kind of work."""
 Span = tuple[Lane, float, float]
-"""An interval (lane, begin, end) in which a lane is busy. Begin and end are in microseconds."""
+"""An interval (lane, begin, end) in which a lane is busy, with begin and end in microseconds."""
 
 
 class Shares(NamedTuple):
@@ -66,7 +64,7 @@ def shares(events: list[Event]) -> Shares | None:
 
 
 def _activity(busy: Counter[Lane]) -> str:
-    """Return COMPUTE, COMMUNICATION or IDLE for a moment. `busy` counts the spans that are open at this moment in each lane."""
+    """Return COMPUTE, COMMUNICATION or IDLE for a moment. `busy` is the number of open spans in each lane."""
     lanes = [lane for lane, count in busy.items() if count]
     # An operator that runs inside a collective on the same thread counts as communication.
     if any(kind == COMPUTE and not busy[COMMUNICATION, thread] for kind, thread in lanes):
@@ -77,8 +75,8 @@ def _activity(busy: Counter[Lane]) -> str:
 def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Event]) -> Iterator[Span]:
     """Yield the spans of kernels, copies and fills (the device's work), and the spans of steps.
 
-    A step ends when all device work that was launched in the step has ended. It begins when its annotation begins, but not
-    before the previous step ends.
+    A step ends when all device work that was launched in the step has ended. A step begins when its annotation begins,
+    but not before the previous step ends.
     """
     launches: dict[int, float] = {_correlation(event): event["ts"] for event in timed if event.get("cat") in LAUNCH}
     ends: list[tuple[float, float]] = []

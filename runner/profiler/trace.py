@@ -1,4 +1,4 @@
-"""Implements profiler=trace: a Chrome trace of each chosen rank, and its shares of compute, communication and idle time."""
+"""Implements `profiler=trace`: Chrome traces of the chosen ranks, and their shares of compute, communication and idle time."""
 
 import gzip
 import json
@@ -15,14 +15,14 @@ from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace
 
 
 class TraceProfile(Windowed):
-    """Chrome traces such as trace/rank0.json.gz (for Perfetto or chrome://tracing), and a table of time shares: trace/table.json.
+    """Chrome traces (trace/rank0.json.gz, for Perfetto or chrome://tracing) and a table of time shares (trace/table.json).
 
-    The profiler warms up during the step before the traced steps, because it starts slowly on CUDA. This step is not traced and
-    does not count towards throughput. The peak host memory of the run includes the profiler's own memory.
+    The profiler warms up in the step before the traced steps, because the profiler starts slowly on CUDA. The warm-up step
+    is not traced and does not count towards throughput. The peak host memory of the run includes the profiler's own memory.
     """
 
     with_stack: bool
-    """Whether to record the source line that called each operator. This slows down every operator."""
+    """Whether to record the source line that called each operator. Recording source lines slows down every operator."""
     record_shapes: bool
     """Whether to record the shapes of each operator's inputs."""
     profile_memory: bool
@@ -33,7 +33,7 @@ class TraceProfile(Windowed):
 
 
 class TraceSession(Session):
-    """Session that runs torch.profiler during the steps to profile, and annotates each of these steps in the trace."""
+    """Session that runs torch.profiler during the steps to profile, and marks each profiled step in the trace."""
 
     figures: ClassVar[tuple[str, ...]] = Shares._fields
     warms_up: ClassVar[bool] = True
@@ -82,7 +82,7 @@ class TraceSession(Session):
             torch.cuda.synchronize(self.device)
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Write the time shares of each profiled rank to trace/table.json. Return their means over these ranks."""
+        """Write the time shares of each profiled rank to trace/table.json. Return the mean shares of the profiled ranks."""
         ranks = range(len(figures)) if self.option.ranks == "all" else sorted(self.option.ranks)
         rows = [{"rank": rank} | dict(zip(self.figures, figures[rank], strict=True)) for rank in ranks]
         (self.run_dir / TRACES).mkdir(exist_ok=True)

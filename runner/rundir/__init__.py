@@ -1,6 +1,6 @@
 """Read and write run directories (the files of one run) and sweep directories (the runs of a sweep).
 
-A public name's module is imported when the name is first used. Tab completion and `--help` thus start fast, without pydantic.
+Each module is imported when one of its public names is first used, so that Tab completion and `--help` start without pydantic.
 """
 
 from __future__ import annotations

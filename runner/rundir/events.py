@@ -35,7 +35,7 @@ class StepRow(dict[str, float | None]):
 
 
 class Tail:
-    """Reader of an events.jsonl to which a run still appends. Damaged lines are skipped."""
+    """Reader of an events.jsonl file to which a run is still appending rows. Damaged lines are skipped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

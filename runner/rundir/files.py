@@ -21,9 +21,9 @@ EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 LAYOUTS = "layouts.json"
-"""The settings that affect a step's time or memory. Each attempt that changes such a setting adds an entry (a layout)."""
+"""The layouts of a run: the settings that affect a step's time or memory. An attempt that changes a layout adds an entry."""
 PLAN = "plan.json"
-"""The prediction made before the run began, as `meshrunner plan --json` prints it."""
+"""The prediction made before the run began, in the format of `meshrunner plan --json`."""
 ERROR = "error.json"
 """The exit code and the error of the rank that failed first."""
 TRACKING = "tracker.json"
@@ -40,7 +40,7 @@ HPARAMS = f"{TENSORBOARD}/hparams"
 """Settings and final measurements for TensorBoard's HParams tab."""
 WANDB = "wandb"
 STOP_REQUEST = "preempt"
-"""File that slurm/run.sbatch writes when SLURM asks the job to stop: `12.0` for job 12, `12.1` after its first requeue."""
+"""File that slurm/run.sbatch writes when SLURM asks a job to stop. It contains `12.0` for job 12, or `12.1` after a requeue."""
 SLURM_JOB = "slurm.json"
 """The newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
@@ -54,11 +54,11 @@ SWEEP = "sweep.json"
 SWEEP_RUNS = "runs.txt"
 """The names of a sweep's run directories, one per line. Task 0 of a SLURM job array executes the run on the first line."""
 TUNE = "tune.json"
-"""Predictions for all combinations of a tune, by a hash of their settings."""
+"""Predictions for all combinations of a `meshrunner tune` search, keyed by a hash of the combination's settings."""
 MULTIRUN = "multirun.yaml"
-"""The configuration of a sweep. Hydra's sweeper writes it before any run exists."""
+"""The configuration of a sweep. Hydra's sweeper writes this file before any run exists."""
 REPORT = "report.html"
-"""The report page, written at the end of a sweep."""
+"""The report page of a sweep, updated during the sweep and written again at the end."""
 RECORD_BYTES = 32 << 20
 """Maximum size of a JSON or YAML file in bytes. A larger file counts as damaged."""
 
@@ -107,7 +107,7 @@ def memory_profile(run_dir: Path, rank: int, ending: str) -> Path:
 
 
 def slurm_script(folder: Path, number: int | None = None) -> Path:
-    """Return the path of the script submitted to SLURM. `number`: index of the job array, if a sweep needs several."""
+    """Return the path of the script submitted to SLURM. `number`: index of the job array, if a sweep needs several arrays."""
     return folder / ("submit.sbatch" if number is None else f"submit-{number}.sbatch")
 
 

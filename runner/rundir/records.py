@@ -28,7 +28,7 @@ def null_as(default: T) -> BeforeValidator:
 
 
 def under(key: str, default: Any = None) -> Any:
-    """Return a field with a default. Its key in the file, such as `model/params`, cannot be the name of an attribute."""
+    """Return a field with a default for a key such as `model/params`, which is not a valid attribute name."""
     return Field(default, validation_alias=key, serialization_alias=key)
 
 
@@ -38,13 +38,13 @@ def unreadable(name: str | Path, error: Exception) -> str:
 
 
 class JsonFile(BaseModel):
-    """Base of the records. Keys that this version of meshrunner does not know are kept when a file is rewritten."""
+    """Base class of the records. Rewriting a file keeps the keys that this version of meshrunner does not know."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file; return an empty record if it is missing. Raise OSError if reading fails, ValueError if it is damaged."""
+        """Read a file; return an empty record if the file is missing. Raise ValueError for damage, OSError if reading fails."""
         try:
             content = read_regular(path, RECORD_BYTES)
         except (FileNotFoundError, NotADirectoryError):
@@ -83,7 +83,7 @@ class JsonFile(BaseModel):
         return self.model_dump(by_alias=True, exclude_unset=True)
 
     def __bool__(self) -> bool:
-        """Whether any key is set. An empty record is false."""
+        """Return whether any key is set, so that an empty record is false."""
         return bool(self.model_fields_set)
 
     def __or__(self, changes: Self | Mapping[str, Any]) -> Self:
@@ -160,7 +160,7 @@ class Tracking(JsonFile):
     """The content of `tracker.json`: the state of a tracker, which reports a run to a service such as W&B."""
 
     run_id: Annotated[str, Field(pattern="^[0-9A-Za-z]{1,64}$")] | None = None
-    """Id of the run, shared by its attempts and trackers. File names contain the id, so only these characters are valid."""
+    """Id of the run, shared by its attempts and trackers. File names contain the id, so only letters and digits are valid."""
     phase: Text | None = None
     """Current activity of the tracker: `starting`, `opening`, `following`, `finishing` or `finished`."""
     warning: Text | None = None

@@ -21,8 +21,8 @@ def place_run(
         run_dir.mkdir(parents=True, exist_ok=True)
         if is_run(run_dir):
             raise ConfigError(
-                f"{run_dir} holds a run already. `meshrunner resume {run_dir}` continues it; for a new run choose another "
-                "hydra.run.dir"
+                f"{run_dir} holds a run already. `meshrunner resume {run_dir}` continues that run; for a new run, choose "
+                "another hydra.run.dir"
             )
         (run_dir / LOGS).mkdir(exist_ok=True)
         (run_dir / OVERRIDES).write_text(OmegaConf.to_yaml(OmegaConf.create(overrides)))
@@ -68,10 +68,10 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 
 def load_config(run_dir: Path) -> dict[str, Any]:
-    """Return config.yaml with interpolations unresolved. Raise OSError if it cannot be read, or ValueError if it is damaged."""
+    """Return config.yaml with interpolations unresolved. Raise OSError if the file is unreadable, ValueError if it is damaged."""
     config = _load_yaml(run_dir / CONFIG)
     if not is_count(config.get("steps")):  # the file was truncated, or another program wrote it
-        raise ValueError("it has no whole number for steps")
+        raise ValueError("`steps` is missing or not a whole number")
     return config
 
 
@@ -81,7 +81,7 @@ def key_of(override: str) -> str:
 
 
 def options_in_force(choices: Mapping[str, str], environment: Environment) -> dict[str, str]:
-    """Return the options in `choices`, but replace `precision=auto` by the precision that the run chose, if recorded."""
+    """Return the options in `choices`, but replace `precision=auto` by the precision that the run chose, if it is recorded."""
     known = environment.precision
     return {**choices, "precision": known} if known and choices.get("precision") == "auto" else {**choices}
 
@@ -103,7 +103,7 @@ def load_overrides(run_dir: Path) -> Overrides:
         return Overrides()
     choices, task = found.get("choices") or {}, found.get("task") or []
     if not isinstance(choices, dict) or not isinstance(task, list):
-        raise ValueError("it is not a list of overrides and a choice of each group")
+        raise ValueError("`choices` is not a mapping, or `task` is not a list")
     chosen = {str(group): str(option) for group, option in choices.items() if option is not None}
     own = {group: option for group, option in chosen.items() if not group.startswith("hydra/")}
     return Overrides(own, tuple(map(str, task)))

@@ -31,7 +31,7 @@ State = Literal["pending", "running", "completed", "failed", "oom", "timeout", "
 
 
 class Owner(JsonFile):
-    """The process that executes a run. Start time and boot id tell this process from a later process with the same pid."""
+    """The process that executes a run. Start time and boot id distinguish processes that have the same pid."""
 
     host: Text = ""
     pid: Count | None = None

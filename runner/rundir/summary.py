@@ -28,7 +28,7 @@ UPPER_QUARTILE = 0.6745
 VERDICT = "plan/verdict"
 """Key in summary.json for the predicted verdict: whether the run fits in memory."""
 FITTING = ("fits", "borderline")
-"""Verdicts of predictions with which a run may be executed, the better one first. They are also the states of planned runs."""
+"""Predicted verdicts with which a run may be executed, the better one first. The state of a planned run is its verdict."""
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "median": median,
     "p10": lambda values: _deciles(values)[0],
@@ -37,7 +37,7 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "final": lambda values: values[-1],
     "sum": sum,
 }
-"""Functions that reduce a figure's values (one per step) to a single value. Their keys are the values of `Figure.over_steps`."""
+"""Functions that reduce the values of a figure in all steps to a single value, keyed by the words in `Figure.over_steps`."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
@@ -48,7 +48,7 @@ class Layout(JsonFile):
     attempt: Count
     """The first attempt with this layout."""
     settings: dict[str, Any]
-    """Settings keyed by dotted name, such as `wrap.kind`, plus `device`, `world_size`, `threads` and `torch` (its version)."""
+    """Settings keyed by dotted name, such as `wrap.kind`, plus `device`, `world_size`, `threads` and the version of `torch`."""
 
 
 class Layouts(JsonFile):
@@ -67,14 +67,14 @@ class EarlierLayout(JsonFile):
 
 
 class Recompilation(JsonFile):
-    """A step in which torch.compile compiled again, although the first `measure_after` steps were over."""
+    """A step after the first `measure_after` steps in which torch.compile compiled again."""
 
     step: Count
     reason: Text
 
 
 class Summary(JsonFile):
-    """The content of `summary.json`. It also holds the figures, under the keys in `Figure.summary_keys`."""
+    """The content of `summary.json`. The file also holds the figures, under the keys in `Figure.summary_keys`."""
 
     state: Text | None = None
     reason: Text | None = None
@@ -90,11 +90,11 @@ class Summary(JsonFile):
     peak_tflops: Measured = None
     """The device's peak TFLOP/s. MFU is relative to this peak."""
     peak_rate: Text | None = None
-    """Type of the matmuls for which `peak_tflops` is the peak, such as `bf16`."""
+    """Type of the matmuls whose peak speed is `peak_tflops`, such as `bf16`."""
     peak_remark: Text | None = None
-    """Reason why MFU is unknown in steps that were faster than the measured peak of a CPU; null if there are none."""
+    """Reason why MFU is unknown for steps that were faster than the CPU's measured peak; null if no step was that fast."""
     data: dict[str, Any] | None = None
-    """The recipe's description of its data: tokenizer, hashes, size."""
+    """Description of the training data: tokenizer, hashes and size."""
     late_recompiles: Annotated[list[Recompilation], null_as([])] = under("compile/late_recompiles", [])
     verdict: Text | None = under(VERDICT)
     cold: bool | None = None
@@ -102,7 +102,7 @@ class Summary(JsonFile):
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
-        """Figures keyed by name; None if unknown. `cold` is included, because some figures leave out cold runs (`Figure.but`)."""
+        """Figures keyed by name; an unknown figure is None. `cold` is included, because `Figure.but` may leave out cold runs."""
         extra = (self.model_extra or {}).items()
         found = {key: figures.number(value) for key, value in extra if isinstance(value, int | float | None)}
         return found | {"cold": self.cold}
@@ -120,7 +120,7 @@ def summarise(
 
     If the run was resumed under another layout, the figures cover only the steps under the last layout, and
     `earlier_layouts` lists the earlier steps. The first `measure_after` steps of each attempt do not count towards throughput,
-    nor do steps during which torch compiled or a profiler ran. started: Unix time at which `attempt`, the last attempt, began.
+    nor do steps during which torch compiled or a profiler ran. `started`: Unix time at which the last attempt began.
     """
     measured, (_, earlier) = measured_rows(rows, measure_after, layouts), split_by_layout(rows, layouts)
     this_attempt = [row for row in rows if row.attempt == attempt]
@@ -146,11 +146,11 @@ def summarise(
 
 
 def relative_error(values: Sequence[float]) -> float | None:
-    """Return the standard error of the median of successive values, relative to it; None if a value is not positive.
+    """Return the relative standard error of the median of successive values; None for fewer than 2 values or a value <= 0.
 
-    The differences between the medians of successive parts show the noise within a run (von Neumann 1941), and little of a trend:
-    one of 10% over the run counts as an error of 0.5%. Their median absolute value gives their standard deviation, as if they
-    were normally distributed. It ignores outliers if a part has several values.
+    The differences between the medians of successive parts show the noise of a run (von Neumann 1941) and little of a trend:
+    a trend of 10% over the run counts as an error of 0.5%. The median absolute difference gives the standard deviation of the
+    differences, as in a normal distribution. Outliers have no effect if a part has several values.
     """
     parts = min(PARTS, len(values))
     if parts < 2 or min(values) <= 0:

@@ -20,7 +20,7 @@ REPEATED = re.compile(r"(?:_seed-(?P<seed>\d+))?(?:_repeat-(?P<repeat>\d+))?$")
 IN_TITLE = 4
 """Maximum number of keys in the title of a sweep."""
 OPTION = re.compile(r"(?!(true|false|null)$)[A-Za-z_][\w./-]*")
-"""Pattern for values such as `fsdp2`, which a run's label shows without their key."""
+"""Pattern for values such as `fsdp2`, which the label of a run shows without the key."""
 
 
 class PlacedRun(JsonFile):
@@ -34,7 +34,7 @@ class PlacedSweep(JsonFile):
     """The content of `sweep.json`."""
 
     command: list[Text] = []
-    """The command that added runs to the sweep most recently, as sys.argv."""
+    """The command that most recently added runs to the sweep, in the form of sys.argv."""
     created: Text | None = None
     """Time in ISO format at which the first runs were added."""
     varies: list[Text] | None = None
@@ -44,7 +44,7 @@ class PlacedSweep(JsonFile):
 
 
 def run_names(sweep_dir: Path) -> list[str]:
-    """Return the distinct names of a sweep's run directories, in the order of sweep.json or, if sweep.json is damaged, sorted."""
+    """Return the distinct names of a sweep's run directories, in the order of sweep.json or, if it is damaged, sorted by name."""
     if not is_sweep(sweep_dir):
         return []
     try:
@@ -65,7 +65,7 @@ def sweep_damage(sweep_dir: Path) -> str:
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
     """Add runs to a sweep's sweep.json and runs.txt. `added`: (directory name, overrides) of each run, in order of execution.
 
-    An adaptive sweeper calls this once per batch. A restarted sweep adds its runs again; runs already listed are skipped.
+    An adaptive sweeper adds one batch at a time. A restarted sweep adds its runs again; runs that are already listed are skipped.
     """
     before = PlacedSweep.read(sweep_dir / SWEEP)
     runs = [PlacedRun(name=name, overrides=overrides) for name, overrides in added]
@@ -79,7 +79,7 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """Return the keys whose overrides differ between runs or, if none differ, the keys of overrides not on the command line."""
+    """Return the keys whose overrides differ between runs or, if none differ, the keys of overrides that are not in sys.argv."""
     combinations = {tuple(overrides) for _, overrides in added}
     shared = set[str].intersection(*map(set, combinations)) if len(combinations) > 1 else set(sys.argv)
     keys = [key_of(override) for _, overrides in added for override in overrides if override not in shared]
@@ -89,7 +89,7 @@ def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
 
 
 def repeat_of(name: str) -> str:
-    """Return the end of a run directory's name that tells repeats apart, such as `_seed-1_repeat-2`; "" if there is none."""
+    """Return the part of a run directory's name with the seed and repeat, such as `_seed-1_repeat-2`; "" if there is none."""
     found = REPEATED.search(name)
     return found[0] if found else ""
 
@@ -101,7 +101,7 @@ def repeat_ending(seed: int | None, repeat: int | None) -> str:
 
 
 def repeat_number(name: str) -> int:
-    """Return the round at the end of a run directory's name; 0 if there is none."""
+    """Return the number of the repeat at the end of a run directory's name, or 0 if the name has no such number."""
     found = REPEATED.search(name)
     return int(found["repeat"] or 0) if found else 0
 
@@ -135,7 +135,7 @@ def run_labels(sweep_dir: Path) -> dict[str, str]:
 
 
 def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
-    """Return, keyed by directory name, each run's overrides that not all runs share. A run without recorded overrides gets []."""
+    """Return each run's overrides without the overrides that all runs share, keyed by directory name; [] if unknown."""
     runs = PlacedSweep.read(sweep_dir / SWEEP).jobs
     overrides = {run.name: run.overrides for run in runs if run.overrides is not None}
     shared = set[str].intersection(*map(set, overrides.values())) if overrides else set[str]()

@@ -1,4 +1,4 @@
-"""Calls SLURM's commands, such as `squeue`. Each call has a time limit, because it may hang while SLURM's controller is down."""
+"""Calls SLURM's commands, such as `squeue`. Calls have a time limit, because they can hang while SLURM's controller is down."""
 
 import subprocess
 from collections.abc import Iterable
@@ -27,11 +27,11 @@ class SlurmJob:
     reason: str
     """Reason why the job waits or has ended, such as `Priority`; empty if SLURM gives no reason."""
     nodes: str
-    """Nodes of the job in SLURM's notation, such as `node[1-4]`; empty if SLURM has not assigned any."""
+    """Nodes of the job in SLURM's notation, such as `node[1-4]`; empty if SLURM has not assigned any nodes."""
 
     @property
     def active(self) -> bool:
-        """Whether the job has not ended: it waits, runs or may run again."""
+        """Whether the job waits, runs or may run again."""
         return self.state not in ENDED
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ def job_id(run_dir: Path) -> str | None:
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
     """Return the jobs that SLURM knows, keyed by id: `12` is a job, `12_3` is task 3 of job array 12.
 
-    SLURM's controller forgets a job some minutes after its end. Forgotten jobs are looked up in SLURM's accounting, if enabled.
+    SLURM's controller forgets jobs minutes after their end. Forgotten jobs are looked up in SLURM's accounting, if it is enabled.
     Raise ConfigError if the controller does not answer.
     """
     unique = set(ids)

@@ -59,7 +59,7 @@ def _options(settings: Slurm, nodes: Nodes) -> list[str]:
 
 
 def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
-    """Return the options that request CPUs and memory. Without them, SLURM may give a job one core and a part of the memory."""
+    """Return the options that request CPUs and memory. By default, SLURM may give a job one core and part of the memory."""
     if settings.cpus_per_task is not None or nodes.gpus is None:
         return {"cpus-per-task": settings.cpus_per_task}
     if CPUS_AND_MEMORY & _names(settings.extra):
@@ -68,7 +68,7 @@ def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
 
 
 def _asks_for_gpus(extra: list[str]) -> bool:
-    """Whether options for sbatch request GPUs. `--gres` can also request other resources, such as local disks."""
+    """Return whether sbatch options request GPUs. `--gres` can also request other resources, such as local disks."""
     return bool(GPUS & _names(extra)) or any("--gres" in _names([each]) and "gpu" in each for each in extra)
 
 
@@ -78,9 +78,9 @@ def _names(options: list[str]) -> set[str]:
 
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
-    """Return the lines of slurm/run.sbatch with `options` and `extra` as #SBATCH lines. They replace lines for the same options.
+    """Return the lines of slurm/run.sbatch with #SBATCH lines for `options` and `extra`. Remove old lines for the same options.
 
-    An element of `options` is quoted if it contains a space. An element of `extra` is not: `--mail-type END` must stay two words.
+    Quote an element of `options` if it contains a space. Never quote elements of `extra`: `--mail-type END` must stay two words.
     """
     given = _names([*options, *extra])
     lines = [

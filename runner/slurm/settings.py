@@ -41,9 +41,9 @@ def _time(value: Any) -> Any:
 
 
 def _lines(preamble: str) -> str:
-    """Refuse a backslash and an `n` outside of quotes: on the command line, they do not become a line break."""
+    """Reject a backslash followed by `n` outside of quotes, because the command line does not turn them into a line break."""
     if r"\n" in re.sub(r"'[^']*'|\"[^\"]*\"", "", preamble):
-        raise PydanticCustomError("lines", r"\n is no line break here; separate commands by ; or write the key in YAML")
+        raise PydanticCustomError("lines", r"\n is not a line break here; separate commands by ; or use a YAML file")
     return preamble
 
 
@@ -63,10 +63,10 @@ class Slurm(Section):
     gpus_per_node: CountOrNull
     """GPUs to request on each node. null: launch.workers (auto: all GPUs of a node), or none if `hardware` is not a GPU."""
     cpus_per_task: CountOrNull
-    """CPUs to request on each node. They belong to a single SLURM task, which starts all workers of the node.
+    """CPUs to request on each node, for a single SLURM task that starts all workers of the node.
 
     null: a run on all GPUs of a node requests all CPUs and memory (`--exclusive --mem=0`), a run on some GPUs requests
-    `cpus_per_gpu`, and a run without GPUs gets the cluster's default. CPU or memory options in `extra` replace these requests.
+    `cpus_per_gpu`, and a run without GPUs gets the cluster's default. CPU or memory options in `extra` replace this default.
     """
     cpus_per_gpu: CountOrNull
     """CPUs to request per GPU for a run that uses only some GPUs of its nodes; null: the cluster's default."""
@@ -75,9 +75,9 @@ class Slurm(Section):
     max_parallel: CountOrNull
     """Maximum number of runs in a sweep's job array that SLURM executes at the same time; null: no limit."""
     max_requeues: Annotated[int, whole(at_least=0)]
-    """Maximum number of restarts of a job, from its last checkpoint, after preemption, its time limit or the loss of a node."""
+    """Maximum number of times that a job restarts from its last checkpoint after preemption, the time limit or a node failure."""
     notice_s: int = Field(ge=0, le=65535)
-    """Seconds before the time limit at which SLURM signals a job, so that it saves a checkpoint and stops."""
+    """Seconds before the time limit at which SLURM signals a job, so that the job saves a checkpoint and stops."""
     extra: list[str]
     """More options for sbatch: ['--mail-type=END', '--exclude=node7']."""
     srun: list[str]
@@ -119,7 +119,7 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Return a run's workers per node. For launch.workers=auto: one per requested GPU or, on CPUs, as on this machine."""
+        """Return a run's workers per node. launch.workers=auto means one per requested GPU or, on CPUs, this machine's number."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers

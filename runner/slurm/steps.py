@@ -1,4 +1,4 @@
-"""Job steps: how a command inside a SLURM allocation of several nodes starts each of its runs over these nodes."""
+"""Job steps: a command inside a SLURM allocation of several nodes starts each run on these nodes with `srun`."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ def allocated_nodes() -> int:
 
 
 def step(run_dir: Path, nodes: int) -> tuple[list[str], dict[str, str]]:
-    """Return the command that executes a run over the first nodes of the allocation, and its environment variables, like those of
+    """Return the `srun` command that executes a run on the first nodes of the allocation, and its environment variables, as in
     slurm/run.sbatch. Raise ConfigError if SLURM does not answer."""
     hosts = slurm("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
     variables = {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(10000 + int(os.environ["SLURM_JOB_ID"]) % 20000)}

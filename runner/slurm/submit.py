@@ -39,8 +39,8 @@ def submit_runs(
 ) -> None:
     """Submit runs, or only print their scripts if `settings.dry_run` is set. If SLURM rejects a script, raise ConfigError.
 
-    Runs that request the same numbers of nodes and GPUs form one job array. Its task N executes names[N]. names: all runs of a
-    sweep, as in runs.txt, or () for a single run. plans: predictions of runs whose directories may lack plan.json.
+    Runs that request the same numbers of nodes and GPUs form one job array. Task N of an array executes names[N]. `names`: the
+    runs of the sweep, as in runs.txt, or () for a single run. `plans`: predictions, for runs whose directory lacks plan.json.
     """
     arrays: dict[Nodes, dict[int | None, Path]] = {}
     for run_dir, experiment in experiments.items():
@@ -91,7 +91,7 @@ def submit_search(folder: Path, experiment: Experiment, settings: Slurm) -> None
 
 
 def wait(run_dirs: Sequence[Path]) -> int:
-    """Wait until the jobs of all runs have ended. Return 0 if all runs have a result, else 75 if one was preempted, else 1."""
+    """Wait until the jobs of all runs have ended. Return 0 if all runs have a result, else 75 if a run was preempted, else 1."""
     ids = [found for run_dir in run_dirs if (found := job_id(run_dir))]
     active = True
     with interruptible("; the jobs stay in SLURM's queue"):
@@ -107,7 +107,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """Return the runs to submit. Unless `quiet`, print why other runs are left out. `rerun`: final states to submit again."""
+    """Return the runs to submit. Unless `quiet`, print why other runs are left out. `rerun`: states of runs to submit again."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     tell: Callable[[str], object] = (lambda _: None) if quiet else say
@@ -128,20 +128,20 @@ def _warn(experiments: Iterable[Experiment]) -> None:
     """Warn if runs save no checkpoints, or if their data file does not exist on this machine."""
     if any(experiment.checkpoint.kind == "none" for experiment in experiments):
         warn(
-            "checkpoint=none: a run that is preempted or loses a node starts again at step 1; with checkpoint=dcp it continues"
+            "checkpoint=none: a run that is preempted or loses a node starts again at step 1; with checkpoint=dcp, runs continue"
         )
     for path in {experiment.data.local_path for experiment in experiments}:
         if path is not None and not set(path) & set("*?[") and not Path(path).expanduser().exists():
-            warn(f"data.path: no such file on this machine: {path}. It must exist on the nodes")
+            warn(f"data.path: no such file on this machine: {path}. The file must exist on the nodes")
 
 
 def _sbatch(path: Path, text: str, folder: Path) -> str:
-    """Write a script to `path`, submit it and return the job's number. If SLURM rejects it, raise ConfigError."""
+    """Write a script to `path`, submit it and return the job's number. If SLURM rejects the script, raise ConfigError."""
     replace_file(path, os.fsencode(text))
     try:
         return slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]
     except ConfigError as error:
         raise ConfigError(
             f"SLURM rejected {shown(path)}: {error}\n"
-            f"The runs are pending. Submit them with other settings: meshrunner submit {shown(folder)} hydra.launcher.KEY=VALUE"
+            f"The runs are pending. To submit them differently: meshrunner submit {shown(folder)} hydra.launcher.KEY=VALUE"
         ) from None

@@ -1,4 +1,4 @@
-"""Time limits of jobs for which the user sets none."""
+"""Derive the time limit of a job from predictions, if hydra.launcher.time is null."""
 
 import math
 import re
@@ -11,14 +11,14 @@ from meshrunner.runner.slurm.client import slurm
 
 STEP = "perf/step_time_s"
 SLACK = 2.0
-"""Factor for what a prediction leaves out or gets wrong, such as checkpoints or slower nodes."""
+"""Factor by which the limit exceeds the predicted time of the steps, to allow for checkpoints and slower nodes."""
 
 
 def predicted_limit(runs: Iterable[tuple[Experiment, Mapping[str, Any]]], partition: str | None) -> str | None:
     """Return a time limit that every run should meet, or None if a run has no predicted speed or the partition allows less time.
 
-    The limit is the longest time allowed until the first step, plus SLACK times the predicted time of all steps. runs: each run
-    with the content of its plan.json.
+    Each run needs launch.start_timeout_minutes until its first step, plus SLACK times the predicted time of all its steps.
+    `runs`: the configuration of each run and the content of its plan.json.
     """
     minutes = 0
     for experiment, plan in runs:
@@ -40,7 +40,7 @@ def _longest(partition: str | None) -> float:
 
 
 def _minutes(limit: str) -> float:
-    """Read a time limit of `sinfo`, such as 2-00:00:00, 1:30:00 or 30:00. Any other word, such as infinite, is infinity."""
+    """Convert a time limit of `sinfo`, such as 2-00:00:00 or 30:00, to minutes. Return infinity for any other word."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
     if found is None:
         return math.inf

@@ -1,7 +1,7 @@
 """Turns the jobs of a Hydra sweeper into run directories. All jobs of a batch are checked before any directory is written.
 
 A job is a combination of the overrides that a sweep varies. A combination has a run for each repeat and seed. A batch is the
-list of jobs that the sweeper passes to a launcher at once. A grid is one batch by default; adaptive sweepers pass several.
+list of jobs that the sweeper passes to a launcher at once. A grid is one batch by default. Adaptive sweepers pass several.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 
 NAME_LENGTH = 100
 MAX_LISTED = 5
-"""Maximum number of problems that an error message lists, and of jobs that it names for one problem."""
+"""Maximum number of problems that an error message lists, and maximum number of jobs that it names per problem."""
 Jobs = Sequence[Sequence[str]]
 """The overrides of each job of a batch."""
 
@@ -61,11 +61,11 @@ class Target:
     apply_to: Callable[[Composed], Composed] = lambda composed: composed
     """Function that adds the target's settings, such as the number of SLURM nodes, to a configuration. May raise ConfigError."""
     here: bool = True
-    """Whether `hardware=auto` means the devices of this machine instead of those of a cluster."""
+    """Whether `hardware=auto` means the devices of this machine instead of the devices of a cluster."""
 
 
 def configured_workers(experiment: Experiment) -> int:
-    """Return launch.workers or, if it is `auto`, the number of devices per node. This machine need not have these devices."""
+    """Return launch.workers or, for `auto`, the number of devices per node. This machine need not have the devices."""
     if experiment.launch.workers != "auto":
         return experiment.launch.workers
     hardware = experiment.hardware
@@ -74,7 +74,7 @@ def configured_workers(experiment: Experiment) -> int:
 
 @dataclass(frozen=True)
 class Combination:
-    """A combination of the overrides that a sweep varies, with a run per repeat and seed. Its run directories may not exist."""
+    """A combination of the overrides that a sweep varies, with a run per repeat and seed. Run directories need not exist."""
 
     overrides: list[str]
     hydra: DictConfig
@@ -82,7 +82,7 @@ class Combination:
     runs: list[Composed]
     """Configurations of the runs: all seeds of the first repeat, then all seeds of the second, ..."""
     reason: str
-    """Reason why the sweep skips the runs; empty if it executes them."""
+    """Reason why the sweep skips the runs; empty if the sweep executes the runs."""
     plan: dict[str, Any] = field(default_factory=dict)
     """Content of plan.json, the predicted memory and speed; {} without a prediction."""
 
@@ -96,7 +96,7 @@ class SweepBatch:
 
     @property
     def ordered(self) -> list[tuple[Combination, Composed]]:
-        """Runs in execution order: rounds that run every combination once, so that drift in machine speed affects all alike."""
+        """Runs in execution order. A round runs each combination once, so drift in speed affects all combinations equally."""
         rounds = [*map(list, zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True))]
         first = self.combinations[0].experiment
         if len(rounds) > 1 and first.sweep.order == "shuffled":
@@ -155,7 +155,7 @@ def check_batch(loader: Any, config: DictConfig, job_overrides: Jobs, first: int
 
 
 def pending(composed: Composed) -> Run:
-    """Return a run that has not started. Its directory need not exist."""
+    """Return a run that has not started, even if its directory does not exist."""
     choices, task = composed.overrides["choices"], composed.overrides["task"]
     return Run(composed.run_dir, "pending", config=composed.config, choices=choices, task=task)
 
@@ -217,14 +217,14 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Jobs) -> set[str]:
-    """Return the overrides that not all jobs have. Return all overrides of a single job: some sweepers pass jobs one by one."""
+    """Return the overrides that only some jobs have, or all overrides of a single job: some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared
 
 
 def job_name(number: int, overrides: list[str]) -> str:
-    """Return a job's directory name, such as `003_parallelism-fsdp2_shard-2`. A name over NAME_LENGTH is cut and gets a hash."""
+    """Return a job's directory name, such as `003_parallelism-fsdp2_shard-2`. Cut a long name to NAME_LENGTH and add a hash."""
     parts = []
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")

@@ -1,7 +1,7 @@
 """`sweep.exclude`: rules for the combinations that a sweep skips.
 
 For example, the rule `activation_checkpoint=full micro_batch=8,16` skips combinations with full activation checkpointing and a
-micro batch of 8 or 16. It has two conditions, and both must match. A condition names a group and options, or a key and values.
+micro batch of 8 or 16. The rule's two conditions must both match. A condition names a group and options, or a key and values.
 """
 
 from collections.abc import Callable, Iterable, Sequence

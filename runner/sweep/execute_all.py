@@ -38,15 +38,15 @@ from meshrunner.runner.sweep.tally import RunLines
 
 POLL_S = 0.05
 NODES = "nodes"
-"""Type of the devices of runs that are job steps over several nodes."""
+"""Device type of runs that execute as job steps on several nodes."""
 Display = LiveTable | RunLines
 
 
 def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, bool]:
     """Execute the unfinished runs of a sweep, except runs that another live process is executing.
 
-    `experiment` is the first run's configuration. Its section `sweep` applies to all runs. Return the exit status and whether to
-    stop the sweep: after a stop request or, if `sweep.fail_fast` is set, after a run that crashed or ran out of memory.
+    `experiment` is the first run's configuration. The section `experiment.sweep` applies to all runs. Return the exit status and
+    whether the sweep must stop. If `sweep.fail_fast` is set, a sweep stops on request and after a crash or out-of-memory error.
     """
     settings, sweep_dir = experiment.sweep, run_dirs[0].parent
     todo = [run_dir for run_dir in run_dirs if _is_due(run_dir, settings)]
@@ -55,7 +55,7 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
     live = experiment.progress == "auto" and screen.is_terminal and not screen.is_dumb_terminal
     display = LiveTable(screen, run_dirs, todo) if live else RunLines(run_dirs, todo, steps=steps)
     page = LivePage(sweep_dir, len(run_dirs))
-    stopping = "stopping the runs, after a checkpoint if they save any"
+    stopping = "stopping the runs, after a last checkpoint if checkpoints are enabled"
     try:
         with interruptible(), Preemption(sweep_dir, saves=True, stopping=stopping) as preemption, display:
             if devices:
@@ -79,8 +79,8 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
     """Return the names of the devices that parallel runs share, and the number and type of devices that each run needs.
 
-    A device is a GPU's name as in CUDA_VISIBLE_DEVICES. For CPU runs, a device is an equal share of the cores, named by a number.
-    Runs over several nodes share all nodes of the job. Both results are empty if the runs must be executed one after another.
+    The name of a GPU is its entry in CUDA_VISIBLE_DEVICES. On CPUs, a device is an equal share of the cores, named by a number.
+    Runs on several nodes share all nodes of the job. Both results are empty if the runs must be executed one after another.
     """
     if allocated_nodes() > 1 and any(check(read_config(run_dir)).launch.nodes_used > 1 for run_dir in run_dirs):
         return ["all nodes of the job"], dict.fromkeys(run_dirs, NodeDevices(NODES, 1, 1))
@@ -97,7 +97,7 @@ def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[
 
 
 def _is_due(run_dir: Path, settings: Sweep) -> bool:
-    """Return whether to execute a run. If not, print the reason: the run has a result, is already executing, or was removed."""
+    """Return whether to execute a run. Print the reason if the run has a result, is already executing, or was removed."""
     status = read_status(run_dir)
     if not run_dir.is_dir():
         say(f"{run_dir.name} was not executed: its directory was moved or removed")
@@ -163,7 +163,7 @@ class _Parallel:
         self.starts: Counter[Path] = Counter()
 
     def execute(self, todo: Sequence[Path], preemption: Preemption) -> None:
-        """Execute runs. On Ctrl-C, let the runs stop by themselves, then raise Interrupted. A second Ctrl-C ends them at once."""
+        """Execute runs. On Ctrl-C, let the runs stop by themselves, then raise Interrupted. A second Ctrl-C ends runs at once."""
         try:
             with first_interrupt(preemption.interrupt):
                 self._execute(list(todo), preemption)

@@ -59,7 +59,7 @@ def minimizes(config: DictConfig) -> bool:
 
 
 def check_direction(config: DictConfig) -> None:
-    """Raise ConfigError if an adaptive sweeper minimizes an objective to be maximized, and the user has not set the direction."""
+    """Raise ConfigError if a sweeper minimizes an objective that should be maximized, unless the user has set the direction."""
     objective, given = str(config.get("objective")), " ".join(typed(config.hydra.overrides.hydra))
     if minimizes(config) and higher_is_better(objective) and not any(key in given for key in MAXIMIZE):
         key = next(key for key in MAXIMIZE if OmegaConf.select(config, key) is not None)
@@ -69,8 +69,8 @@ def check_direction(config: DictConfig) -> None:
 def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Jobs | None = None) -> int:
     """Run a sweep from the command line. Return 75 after a stop request, otherwise 1 if a run has no result, otherwise 0.
 
-    config: the result of `composer.compose_sweep()`, if the caller has it already. jobs: overrides of the combinations to run;
-    None: those that the sweeper chooses.
+    `config`: the result of `composer.compose_sweep()`, if the caller has called it. `jobs`: overrides of the combinations to run,
+    or None if the sweeper chooses the combinations.
     """
     statuses: list[int] = []  # some sweepers return nothing, so the launcher reports each batch
     config = config or composer.compose_sweep()
@@ -133,8 +133,8 @@ def resume_sweep(sweep_dir: Path) -> int:
 
 
 def composer_of(sweep_dir: Path, launcher: Sequence[str] = ()) -> Composer:
-    """Restore the composer of a sweep's first command line from the file that its sweeper wrote. launcher: overrides of Hydra's
-    launcher and its settings. Without any, the runs are executed here, as inside the job of a search."""
+    """Restore the composer of a sweep's first command line from multirun.yaml. `launcher`: overrides of Hydra's launcher and its
+    settings. If `launcher` is empty, this machine executes the runs, as in the SLURM job of a search."""
     try:
         written = OmegaConf.load(sweep_dir / MULTIRUN)
     except (OSError, ValueError) as error:
@@ -172,7 +172,7 @@ def launch_slurm(loader: Any, config: DictConfig, job_overrides: Jobs, first: in
     target = Target(settings.workers, settings.apply_to, here=False)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     if any(job.experiment.sweep.repeat == "auto" for job in batch.combinations):
-        raise ConfigError("sweep.repeat=auto decides after each round what to repeat; with SLURM, use a number")
+        raise ConfigError("sweep.repeat=auto decides after each round what to repeat; with SLURM, set a number")
     # The order of runs.txt, which a dry run does not write.
     names = list(dict.fromkeys([*run_names(batch.sweep_dir), *(run.run_dir.name for _, run in batch.ordered)]))
     earlier = _earlier_runs(batch) if first == 0 else []

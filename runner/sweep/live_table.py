@@ -40,7 +40,7 @@ class _Running:
 
 
 class LiveTable(Tally):
-    """Context manager that shows the live table. A redraw reads only executing runs, because thousands of others may exist."""
+    """Context manager that shows the live table. A redraw reads only executing runs, because a sweep may have many other runs."""
 
     # The thread that draws the table also forks and handles signals.
 
@@ -48,7 +48,7 @@ class LiveTable(Tally):
     """Whether each run prints its steps."""
 
     def __init__(self, screen: Console, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
-        """Prepare the table. Show the runs in `todo`, which will be executed, as pending, even if another state is recorded."""
+        """Prepare the table. The runs in `todo` will be executed: show them as pending, even if another state is recorded."""
         super().__init__(run_dirs, todo)
         self._screen = screen
         self._live = Live(
@@ -65,7 +65,7 @@ class LiveTable(Tally):
         self._ended: dict[Path, list[str]] = {}
         """Cells of ended runs, in the order in which the runs ended."""
         self._earlier: dict[Path, list[str]] = {}
-        """Cells of runs that had ended before, as far as they were shown."""
+        """Cells of runs that had ended before the sweep was started, if the table has shown them."""
         self._drawn = 0.0
 
     def __enter__(self) -> Self:
@@ -91,7 +91,7 @@ class LiveTable(Tally):
         self._draw()
 
     def refresh(self, phase: str = "") -> None:
-        """Redraw if REDRAW_S seconds have passed, or at once if `phase`, the slow work that a run is doing, has changed."""
+        """Redraw the table if REDRAW_S seconds have passed or if `phase`, the name of a run's slow work, has changed."""
         begins = phase not in ("", self._phase)
         self._phase = phase
         if begins or time.monotonic() - self._drawn > REDRAW_S:

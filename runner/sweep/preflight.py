@@ -38,7 +38,7 @@ def wanted(experiment: Experiment, *, here: bool) -> bool:
 
 
 def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: int, *, here: bool) -> dict[str, Any]:
-    """Predict a run that is not part of a sweep. Warn if it does not fit. Return plan.json's content, or {} if not predicted."""
+    """Predict a run that is not part of a sweep, and warn if the run does not fit. Return the content of plan.json, or {}."""
     if not wanted(experiment, here=here):
         return {}
     (plan,) = predicted_plans([config], [workers])
@@ -55,7 +55,7 @@ def save_prediction(run_dir: Path, config: dict[str, Any], experiment: Experimen
 
 
 def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
-    """Return the batch with predictions. Warn if a combination does not fit in memory. With preflight=skip, also skip it."""
+    """Return the batch with predictions. Warn of combinations that do not fit in memory; preflight=skip also skips them."""
     jobs = [
         job
         for job in batch.combinations
@@ -77,7 +77,7 @@ def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
 def predicted_plans(
     configs: Sequence[dict[str, Any]], workers: Sequence[int], progress: Progress = lambda done, total: None
 ) -> list[dict[str, Any]]:
-    """Return the content of plan.json for each run, or {} if there was no time. Warn of failures. `workers`: workers per node."""
+    """Return each run's content of plan.json, or {} if BUDGET_S did not suffice. Warn of failures. `workers`: count per node."""
     if not configs:
         return []
     resolved = [with_value(config, "launch.workers", count) for config, count in zip(configs, workers, strict=True)]
@@ -96,7 +96,7 @@ def predicted_plans(
 
 
 def does_not_fit(plan: dict[str, Any]) -> str:
-    """Return the reason why a run is predicted not to fit in memory, or an empty string if it may fit."""
+    """Return the reason why a run is predicted not to fit in memory, or "" if the run may fit."""
     return f"predicted not to fit: {plan.get('reason')}" if plan.get("verdict") == DOES_NOT_FIT else ""
 
 
@@ -106,5 +106,5 @@ def _warn(jobs: list[Combination]) -> None:
     if len(jobs) > MAX_LISTED:
         warn(f"{len(jobs) - MAX_LISTED:,} more combinations are predicted not to fit")
     if jobs:
-        skipped = "they are left out (sweep.preflight=skip)"
-        warn(skipped if jobs[0].reason else "starting them anyway; sweep.preflight=skip leaves them out")
+        skipped = "these combinations are left out (sweep.preflight=skip)"
+        warn(skipped if jobs[0].reason else "starting these combinations; sweep.preflight=skip leaves them out")

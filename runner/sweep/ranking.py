@@ -34,10 +34,10 @@ from meshrunner.runner.rundir import Environment, PlanRecord, key_of, short_over
 from meshrunner.runner.sweep.combinations import Combination, Target, check_batch, pending, varying
 
 SKIPPED = "skipped"
-"""Verdict (fits, does not fit, ...) on a combination that the sweep would skip, for example because of `sweep.exclude`."""
+"""Verdict on a combination that the sweep would skip, for example because of `sweep.exclude`."""
 ORDER = (FITS, BORDERLINE, NOT_PLANNED, DOES_NOT_FIT, SKIPPED)
 WITHIN_ERROR = "within error"
-"""Mark of a speed that differs from that of the first row by less than the error of predictions."""
+"""Mark of a speed that differs from the speed of the first row by less than the error of predictions."""
 SHOWN = (
     *("model", "hardware", "launch.nodes", "launch.workers", "parallelism", "activation_checkpoint", "compile"),
     *("precision", "seq_len", "micro_batch", "global_batch"),
@@ -52,9 +52,9 @@ LEGEND = {
 LEFT_OUT = ("step time", "MFU")
 """Columns that are omitted on a narrow terminal, in this order."""
 SHORTEST_NAME = 24
-"""Minimum width of the column with the combinations, in characters. Names that are too long are wrapped."""
+"""Minimum width of the column with the combinations, in characters. Longer names are wrapped."""
 LISTED = 3
-"""Maximum number of sentences about the error of predictions."""
+"""Maximum number of sentences that explain the error of predictions."""
 
 
 class Ranked(NamedTuple):
@@ -62,12 +62,12 @@ class Ranked(NamedTuple):
 
     overrides: list[str]
     varying: list[str]
-    """Overrides of this combination that not all combinations of the grid have."""
+    """Overrides of this combination that some other combinations of the grid do not have."""
     forecast: Forecast
     run: Run
-    """The run, with the workers and the global batch that it would have."""
+    """The run, with the number of workers and the global batch that it would use."""
     ahead_pct: float | None = None
-    """Difference in speed from the combination ranked first, in percent. None if it is unknown or the work of a step differs."""
+    """Difference in speed from the first combination, in percent; None if it is unknown or a step does different work."""
     mark: str = ""
     """WITHIN_ERROR if `ahead_pct` is within the error of predictions; a value of OTHER if the work of a step differs; else ""."""
 
@@ -82,7 +82,7 @@ class Ranked(NamedTuple):
 
 
 def rank(composer: Composer, *, active_only: bool, key: str | None = None) -> list[Ranked]:
-    """Predict all combinations of a grid, and sort them. Set `key`, if given, to the largest value with which a combination
+    """Predict and sort all combinations of a grid. If `key` is given, set it in each combination to the largest value that
     fits. Raise ConfigError if `run -m` would reject the command line."""
     config, loader = composer.compose_sweep(), composer.hydra.config_loader
     target = Target(lambda experiment: expected_devices(experiment).workers)
@@ -107,9 +107,9 @@ def rank(composer: Composer, *, active_only: bool, key: str | None = None) -> li
 def _with_largest(
     loader: Any, config: DictConfig, jobs: Sequence[Combination], key: str, *, active_only: bool
 ) -> list[list[str]]:
-    """Return the overrides of each job with the largest value of `key` that fits, or with 1 if none does."""
+    """Return the overrides of each job with the largest value of `key` that fits, or with 1 if no value fits."""
     if any(key_of(each) == key for job in jobs for each in job.overrides):
-        raise ConfigError(f"plan: --max finds the value of {key}: leave it out of the command line")
+        raise ConfigError(f"plan: --max finds the value of {key}: remove {key} from the command line")
 
     def composed(job: Combination, value: int) -> dict[str, Any]:
         return resolve_config(loader.load_sweep_config(config, [*job.overrides, f"{key}={value}"]), None).config
@@ -134,7 +134,7 @@ def _run(job: Combination, forecast: Forecast) -> Run:
 
 
 def _against(each: Ranked, first: Ranked) -> Ranked:
-    """Compare the speed of a combination with that of the first, if both do the same work in a step."""
+    """Compare the speed of a combination with the speed of the first one, if both do the same work per step."""
     mine, best = each.forecast.speed, first.forecast.speed
     if each is first or mine is None or best is None:
         return each
@@ -163,7 +163,7 @@ def lines(ranked: Sequence[Ranked], width: int) -> Iterator[str]:
     below = ["", *(f"{title}: {LEGEND[title]}" for title in cells if title in LEGEND)]
     below += [f"speed: {first_of(bases, LISTED, '; ')}"] * bool(bases)
     if any(each.mark == WITHIN_ERROR for each in ranked):
-        below.append(f"~ {WITHIN_ERROR}: the speed differs from that of the first row by less than the error")
+        below.append(f"~ {WITHIN_ERROR}: the speed differs from the speed of the first row by less than the error")
     parts = {part for part, mark in OTHER.items() for each in ranked if each.mark == mark}
     below += other_workloads(parts, [each.run for each in ranked])
     for line in below:
@@ -171,7 +171,7 @@ def lines(ranked: Sequence[Ranked], width: int) -> Iterator[str]:
 
 
 def _same(ranked: Sequence[Ranked]) -> list[str]:
-    """Return the overrides that all combinations share, and the settings of SHOWN that are equal in all."""
+    """Return the overrides that all combinations share, and the settings of SHOWN that are equal in all combinations."""
     typed = [each for each in ranked[0].overrides if each not in ranked[0].varying]
     rows = [flatten(each.run.config) | each.run.choices | each.run.environment.resolved for each in ranked]
     equal = [key for key in SHOWN if key in rows[0] and all(row.get(key) == rows[0][key] for row in rows)]
@@ -199,7 +199,7 @@ def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
 
 
 def _table(ranked: Sequence[Ranked], cells: dict[str, list[str]], width: int) -> Iterator[str]:
-    """Yield the table's lines. Combinations with the same verdict follow a heading, and precede the reason for this verdict."""
+    """Yield the lines of the table. Group combinations by verdict, with a heading before each group and the reasons below."""
     names = [" ".join(map(short_override, each.varying or each.overrides)) or "defaults" for each in ranked]
     widths = {title: max(map(len, [title, *column])) + 2 for title, column in cells.items()}
     longest = 2 + max(map(len, ["combination", *names]))

@@ -1,4 +1,4 @@
-"""Reports the results of a sweep: report.html during the sweep and, at the end, also a table on stdout and in the tracker."""
+"""Reports the results of a sweep. Updates report.html during the sweep. At the end, sends a table to stdout and the tracker."""
 
 import time
 from collections import Counter
@@ -24,7 +24,7 @@ LEAST_S = 10.0
 SHARE = 0.01
 """Maximum fraction of a sweep's duration that is spent on updates of the page."""
 SECONDS_PER_RUN = 0.01
-"""Estimated seconds per run of the sweep to write the first page. A later page is assumed to take as long as the previous one."""
+"""Estimated seconds per run to write the first page. Every later page is assumed to take as long as the page before."""
 
 
 def finish_sweep(sweep_dir: Path) -> None:

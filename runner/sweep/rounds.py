@@ -22,11 +22,11 @@ from meshrunner.runner.rundir.files import SWEEP
 from meshrunner.runner.sweep.execute_all import execute_all
 
 UNFINISHED = ("pending", "stale", "interrupted", "preempted")
-"""States of runs that the round still needs."""
+"""States of runs that the current round must still execute."""
 
 
 def execute_further_rounds(sweep_dir: Path) -> int:
-    """Execute rounds until all verdicts are decided or `sweep.max_repeat` is reached. Return the exit status of their runs."""
+    """Execute rounds until all verdicts are decided or `sweep.max_repeat` is reached. Return the highest exit status."""
     first, status = first_experiment(sweep_dir, run_names(sweep_dir)), 0
     before: list[Path] = []
     while first.sweep.repeat == "auto" and (run_dirs := _place_round(sweep_dir, first)) not in ([], before):
@@ -64,7 +64,7 @@ def _place_round(sweep_dir: Path, first: Experiment) -> list[Path]:
 
 
 def _list(sweep_dir: Path, run_dirs: list[Path]) -> None:
-    """Add runs to sweep.json with the overrides of the same combination's first run."""
+    """Add runs to sweep.json. Each run gets the overrides of the first run of its combination."""
     overrides = {run.name: run.overrides or [] for run in PlacedSweep.read(sweep_dir / SWEEP).jobs}
     names = [run_dir.name for run_dir in run_dirs]
     add_runs(sweep_dir, [(name, overrides.get(in_round(name, 1), [])) for name in names])

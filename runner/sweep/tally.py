@@ -16,7 +16,7 @@ LOSS = figure_of("train/loss")
 
 
 class Tally:
-    """Counts the finished runs of a sweep, and finds the fastest. A run's directory is read once, after the run has ended."""
+    """Counts the finished runs of a sweep, and finds the fastest run. Each run's directory is read once, after the run's end."""
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
         """Count the runs in `run_dirs`: all runs of a sweep, or one batch of an adaptive sweeper. `todo`: the runs to execute."""
@@ -115,7 +115,7 @@ class RunLines(Tally):
             say(f"\n{self.label(run_dir)}")
 
     def refresh(self, phase: str = "") -> None:
-        """Print `phase`, the slow work that a run is doing, if it lasts longer than SILENT_S seconds."""
+        """Print `phase`, which names the slow work of a run, if the work lasts longer than SILENT_S seconds."""
         self._slow.doing(phase)
 
     def run_ended(self, run_dir: Path) -> None:

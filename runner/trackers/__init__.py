@@ -1,1 +1,1 @@
-"""Trackers: W&B and TensorBoard. Each has a process that reads the files of a run, so a failing tracker cannot stop training."""
+"""Trackers (W&B and TensorBoard) are separate processes that read the files of a run. If a tracker fails, training continues."""

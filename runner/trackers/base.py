@@ -21,7 +21,7 @@ class Sink(Protocol):
         """Log a row of events.jsonl: the figures of one step. Rows arrive in the order of steps. Unknown figures are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
-        """Log the ended run's summary ({} if it has none), state and reason. Return after all data is written or sent."""
+        """Log the state, reason and summary of the ended run. `summary` may be {}. Return after all data is written or sent."""
 
 
 class Tracker(Option):
@@ -50,15 +50,15 @@ class Tracker(Option):
         return True
 
     def remarks(self) -> list[str]:
-        """Return warnings about reasons why tracking will fail. They are printed before the run starts."""
+        """Return warnings about reasons why tracking will fail, to be printed before the run starts."""
         return []
 
     @abstractmethod
     def open(self, run: RunRecord) -> Sink:
-        """Start to track a run. The caller then logs the rows of all steps from 1, even if the run is resumed."""
+        """Start to track a run. The caller then logs the rows of all steps from step 1 on, even if the run is resumed."""
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Record the comparison table of an ended sweep. Return after it is written or sent. The base class does nothing."""
+        """Record an ended sweep's comparison table. Return after the table is written or sent. The base class does nothing."""
 
 
 class NoTracker(Tracker):
@@ -74,7 +74,7 @@ class Several(Tracker):
     """Several independent trackers. A tracker that fails or hangs does not affect the other trackers."""
 
     of: dict[str, Annotated[SerializeAsAny[Tracker], chosen(Tracker)]]
-    """Trackers, keyed by name. `tracker=[wandb,tensorboard]` chooses two; `tracker.of.wandb.mode=online` sets a key of one."""
+    """Trackers by name. `tracker=[wandb,tensorboard]` chooses two trackers, `tracker.of.wandb.mode=online` sets a key of one."""
 
     @model_validator(mode="after")
     def _check_members(self) -> Several:

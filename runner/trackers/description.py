@@ -1,4 +1,4 @@
-"""Reads the data that trackers log about runs and sweeps: settings, and facts outside the settings, such as the device."""
+"""Reads the data that trackers log about runs and sweeps: the settings, and other facts such as the device."""
 
 import secrets
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class RunRecord:
     group: str | None
     """Date and varying keys of the run's sweep, such as `2026-01-31 14:05 parallelism x lr`; None for a single run."""
     attempt: int
-    """Number of the current start of the run, counted from 1. Later attempts resume the run."""
+    """Number of the current attempt, counted from 1. The first attempt starts the run, and later attempts resume it."""
     run_id: str
     """Hexadecimal id of the run, the same for all attempts."""
 
@@ -73,7 +73,7 @@ class SweepRecord:
     config: dict[str, Any]
     """The resolved configuration of the first run."""
     shared: dict[str, Any]
-    """Settings and facts that all started runs share, plus `varies` (keys that differ), `baseline` and the number `runs`."""
+    """Settings and facts that all started runs share, plus the varying keys, the baseline and the number of runs."""
     tags: list[str]
     """Tags that all runs have."""
     rows: list[dict[str, Any]]
@@ -85,7 +85,7 @@ class SweepRecord:
 
     @classmethod
     def load(cls, sweep_dir: Path) -> Self:
-        """Read a sweep directory. Raise ConfigError if it contains no readable run."""
+        """Read a sweep directory. Raise ConfigError if the directory contains no readable run."""
         from meshrunner.runner.compare.comparison import compare_sweep
         from meshrunner.runner.compare.export import records
         from meshrunner.runner.compare.findings import findings
@@ -155,7 +155,7 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
 
 
 def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the common part of two nested configurations: the keys that have equal values in both."""
+    """Return the common part of two nested configurations: the keys that have equal values in both configurations."""
     found = {}
     for key, value in one.items():
         if isinstance(value, dict) and isinstance(other.get(key), dict):
@@ -166,14 +166,14 @@ def in_common(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def tags(choices: Mapping[str, str]) -> list[str]:
-    """Return a tag `group=option` for each option that is not its group's default. Cut tags to W&B's limit of 64 characters."""
+    """Return a tag `group=option` for each option that is not its group's default. Cut tags to 64 characters, W&B's limit."""
     usual = shipped.defaults()
     own = {group: option for group, option in choices.items() if group != "tracker"}
     return [f"{group}={option}"[:64] for group, option in own.items() if option != usual.get(group)]
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """Flatten a dict from `described` to keys such as `optimizer.lr`. Omit unknown values and keys without effect on a run."""
+    """Flatten a dict from `described` to keys such as `optimizer.lr`. Omit unknown values, and keys that do not affect runs."""
     options, versions = description.get("options", {}), description.get("versions", {})
     no_settings = ("directory", "host", "options", "versions")
     flat = flatten({key: value for key, value in description.items() if key not in no_settings})

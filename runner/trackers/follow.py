@@ -1,7 +1,7 @@
 """The tracker process: passes the rows of `events.jsonl` to a tracker until the run has ended.
 
 The process reads only the directory of a run or sweep. The command below therefore also works after the run or sweep has ended,
-for example if its tracker failed. MEMBER names one of several trackers. Without MEMBER, all trackers are used.
+for example to repeat failed tracking. MEMBER names one of several trackers. Without MEMBER, all trackers are used.
 
     python -m meshrunner.runner.trackers.follow RUN_OR_SWEEP_DIR [MEMBER]
 """
@@ -26,7 +26,7 @@ class RowBuffer:
     """A buffer that returns exactly one row for each step of a run in progress.
 
     A resumed run repeats the steps after its checkpoint, and only the last row written for a step is valid. The buffer therefore
-    holds back rows of earlier attempts until this attempt has reached their step or the run has ended.
+    holds back a row of an earlier attempt until the current attempt has reached the same step or the run has ended.
     """
 
     def __init__(self, run_dir: Path, attempt: int) -> None:

@@ -17,11 +17,11 @@ from meshrunner.runner.trackers.base import Tracker
 from meshrunner.runner.trackers.description import ensure_run_id, read_tracking, update_tracking
 
 TRACKER_GRACE_S = 2.0
-"""Seconds in which a tracker process may exit after END_SIGNAL, before it gets SIGKILL."""
+"""Seconds between END_SIGNAL and SIGKILL, in which a tracker process can exit."""
 
 
 class TrackerHandle:
-    """The process of one tracker of a run or ended sweep. Errors in it do not affect the launcher. It ends with the launcher."""
+    """A tracker's process, for a run or ended sweep. The process ends with the launcher, but cannot make the launcher fail."""
 
     def __init__(self, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> None:
         """Start the process, unless the tracker is inactive or does not record sweeps. `finish` reports a failed start."""
@@ -60,7 +60,7 @@ class TrackerHandle:
             self._deadline = time.monotonic() + self._timeout_s
 
     def finish(self) -> str | None:
-        """Wait until the tracker finishes, or for `timeout_s` seconds from the call of `end`. Return None or a warning."""
+        """Wait until the tracker finishes, but at most `timeout_s` seconds after the call of `end`. Return a warning or None."""
         self.end()
         if self.process is not None:
             self.process.join(max(0.0, self._deadline - time.monotonic()))

@@ -1,6 +1,6 @@
 """tracker=wandb: Weights & Biases. The default mode, offline, needs neither an account nor a network.
 
-The W&B runs of a sweep form a W&B group. At the sweep's end, one more W&B run, of job type `comparison`, gets the table.
+The W&B runs of a sweep form a W&B group. When the sweep ends, an additional W&B run of job type `comparison` stores the table.
 """
 
 import os
@@ -52,7 +52,7 @@ class Wandb(Tracker):
         if self.mode != "online" or logged_in():
             return []
         return [
-            "tracker.mode=online: not logged in to W&B, so nothing will be tracked; run `wandb login`, or use offline"
+            "tracker.mode=online: not logged in to W&B, so nothing will be tracked; run `wandb login`, or use mode=offline"
         ]
 
     def open(self, run: RunRecord) -> Sink:
@@ -72,7 +72,7 @@ class Wandb(Tracker):
         return WandbRun(started, run.describe)
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Log the comparison table of a sweep to a W&B run of its own. Raise the same errors as `open`."""
+        """Log the comparison table of a sweep to a separate W&B run. Raise the same errors as `open`."""
         group = self.group or sweep.group
         started = self._start(
             sweep.sweep_dir,
@@ -120,7 +120,7 @@ class Wandb(Tracker):
 
 
 def logged_in() -> bool:
-    """Whether there is an API key for W&B, in the environment or in the file that `wandb login` writes."""
+    """Return whether the environment, or the file that `wandb login` writes, contains an API key for W&B."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
@@ -143,7 +143,7 @@ class WandbRun:
         self._core = [process for process in descendants(os.getpid()) if process_name(process).startswith("wandb-core")]
         self._last_step = run.starting_step - 1  # last step on the server; -1 for a new run
         if self._last_step >= 0:
-            print(f"W&B already has rows up to step {self._last_step}; sending only later ones")
+            print(f"W&B already has rows up to step {self._last_step}; sending only later rows")
 
     def log(self, row: StepRow) -> None:
         if row.step <= self._last_step:
@@ -173,4 +173,4 @@ class WandbRun:
         from meshrunner.runner.process.tree import is_alive
 
         if not all(map(is_alive, self._core)):
-            raise RuntimeError("wandb-core, the process that writes and sends for W&B, ended before the run did")
+            raise RuntimeError("wandb-core, the process that writes and sends W&B's data, ended before the run did")

@@ -1,1 +1,1 @@
-"""Finds the fastest combination that fits: many are predicted, and few are run."""
+"""Finds the fastest combination that fits, by predicting many combinations and running few."""

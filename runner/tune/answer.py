@@ -1,4 +1,4 @@
-"""Prints the answer of a tune, and writes the best combination and the fitted hardware as options of config groups."""
+"""Prints the result of `meshrunner tune`, and writes the best combination and the fitted hardware as config options."""
 
 import shlex
 from pathlib import Path
@@ -23,11 +23,11 @@ from meshrunner.runner.tune.survey import SET_BY_TUNE
 
 MFU = figure_of("perf/mfu")
 TUNED = "hardware/tuned.yaml"
-"""File in the sweep directory."""
+"""File in the sweep directory for the fitted constants of the device."""
 
 
 def report(loader: Any, config: DictConfig, search: Search) -> None:
-    """Print the answer of a search that has ended, and write the files."""
+    """Print the result of a search that has ended. Write files for the best combinations and the fitted hardware."""
     runs = search.runs()
     for number, run in search.failed(runs).items():
         say(one_line(f"no speed: {search.names[number]}: {run.state} {run.reason}"))
@@ -44,7 +44,7 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
 
 
 def _answer(config: DictConfig, search: Search, comparison: Comparison, found: Found) -> None:
-    """Print the best combination of a cell, and how much faster another one may be."""
+    """Print the best combination of a cell, and how much faster another combination may be."""
     best, chance, bound = found.outlook
     rows = {search.number_of(row): row for row in comparison.rows}
     summaries = rows[best].summaries
@@ -56,12 +56,12 @@ def _answer(config: DictConfig, search: Search, comparison: Comparison, found: F
     say(f"\n{search.names[best]}: {', '.join(figures)}.")
     equal = map(search.number_of, search.equal(found, comparison))
     if others := [search.names[number] for number in equal if number != best]:
-        say(f"Within noise of it: {', '.join(others)}.")
+        say(f"Within noise of this speed: {', '.join(others)}.")
     cell = next(cell for cell in search.survey.cells if best in cell)
-    many = f"{len(found.tried)} of {len(cell):,} were run"
+    many = f"{len(found.tried)} of {len(cell):,} combinations were run"
     faster = f"more than {100 * bound:.1f}% faster" if bound >= 0.0005 else "faster"
     space = "this space" if len(search.survey.cells) == 1 else "this cell"
-    say(f"No combination of {space} is {faster} (95%); {many}.")
+    say(f"No combination of {space} is {faster} (95% confidence); {many}.")
     if chance >= UNLIKELY:
         command = ["meshrunner", "tune", *typed(config.hydra.overrides.task), f"hydra.sweep.dir={search.sweep_dir}"]
         say(
@@ -80,7 +80,7 @@ def _table(search: Search, found: Found) -> None:
 
 
 def _write_hardware(sweep_dir: Path) -> None:
-    """Fit the constants of the device to the runs. Warn if the runs do not suffice."""
+    """Fit the constants of the device to the runs. Warn if the runs are not sufficient."""
     try:
         with naming("fitting the constants of the device"):
             calibration = calibrate_device([sweep_dir])
@@ -91,11 +91,11 @@ def _write_hardware(sweep_dir: Path) -> None:
     changed = [f"{key} {figures['before'][key]:.3g} -> {value:.3g}" for key, value in figures["fitted"].items()]
     say(f"\nconstants of the device: {', '.join(changed)}")
     _write(sweep_dir / TUNED, as_yaml(calibration))
-    say(f"for the next tune: --config-dir {shlex.quote(str(shown(sweep_dir)))} hardware=tuned")
+    say(f"for the next `meshrunner tune`: --config-dir {shlex.quote(str(shown(sweep_dir)))} hardware=tuned")
 
 
 def _write_best(loader: Any, config: DictConfig, search: Search, best: int, name: str) -> None:
-    """Write a best combination as the experiment `name`: its options, and the values in which it differs from them."""
+    """Write a combination as the experiment `name`: its options, and the keys in which it differs from its options."""
     job = search.jobs[best]
     given = [each for each in typed(config.hydra.overrides.task) if key_of(each) in SET_BY_TUNE]
     overrides = [*(each for each in job.overrides if key_of(each) not in SET_BY_TUNE), *given]

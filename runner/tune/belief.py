@@ -2,14 +2,14 @@
 
 The logarithm of a combination's speed is the sum of three parts:
 
-- its prediction, which depends on the device's constants (`Response`). The constants are known only roughly;
-- an error of each of its options, such as compile=per_block, which it shares with all combinations that have the option;
-- an error of its own.
+- the predicted speed, which depends on constants of the device that are known only roughly (see `Response`);
+- an error for each option, such as compile=per_block, which all combinations with this option share;
+- an error of the individual combination.
 
-A run measures the sum with noise, and with a drift that all runs of a wave share. All parts are normally distributed around zero
-or, for the constants, around the values before the first run. If the prediction is linear in the logarithms of the constants, the
-belief in the speeds is also normally distributed (Rasmussen and Williams 2006, section 2.7). The prediction is therefore
-linearised at the most probable constants.
+A measured speed also contains noise, and a drift that all runs of a wave share. Errors are normally distributed around zero, and
+constants around their values before the first run. If the prediction is linear in the logarithms of the constants, the belief in
+the speeds is also normally distributed (Rasmussen and Williams 2006, section 2.7). The prediction is therefore linearised at the
+most probable constants.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,25 +24,25 @@ COMMON = 0.05
 """Standard deviation of the error that all combinations share."""
 OPTION = {"parallelism": 0.06, "compile": 0.03}
 OTHER_OPTION = 0.01
-"""Standard deviation of the error of an option, by key. OTHER_OPTION holds for all other keys."""
+"""Standard deviation of the error of an option, for all keys that are not in OPTION."""
 OWN = 0.005
 """Standard deviation of the error of a single combination."""
 DRIFT = 0.02
-"""Standard deviation of the change of the machine's speed from one wave of runs to the next, in logarithms."""
+"""Standard deviation of the change in the logarithm of the machine's speed from one wave of runs to the next."""
 NEWTON_STEPS = 10
 PER_COEFFICIENT = 2
-"""Number of predictions at other constants for each coefficient of the polynomials that are fitted to these predictions."""
+"""Number of predictions per coefficient of a polynomial in `Response`. Each prediction assumes different constants."""
 
 
 def points_for(spread: Array) -> Array:
-    """Draw the points at which to predict for a `Response`: logarithms of (constant / its value before the first run), [points,
-    constants]. spread: standard deviations of these logarithms [constants]."""
+    """Draw random constants for the predictions that a `Response` needs. Return the logarithms of (constant / its value before
+    the first run) [points, constants]. `spread`: standard deviations of the logarithms [constants]."""
     coefficients = (len(spread) + 1) * (len(spread) + 2) // 2
     return np.random.default_rng(0).normal(0, spread, (PER_COEFFICIENT * coefficients, len(spread)))
 
 
 class Response:
-    """Predicted speeds as functions of a device's constants. Logarithms of both are related by quadratic polynomials."""
+    """Predicted speeds as functions of a device's constants: quadratic polynomials in the logarithms of the constants."""
 
     def __init__(self, points: Array, speeds: Array) -> None:
         """Fit the polynomials to predictions at several points. A polynomial must have fewer coefficients than there are points.
@@ -69,14 +69,14 @@ class Response:
 
 
 class Measured(NamedTuple):
-    """A run that has ended."""
+    """A completed run with its measured speed."""
 
     combination: int
     """Number of the combination."""
     speed: float
     """Logarithm of the measured speed."""
     wave: int
-    """Number of the wave. Runs of a wave follow each other closely."""
+    """Number of the wave, a batch of runs that follow each other closely."""
 
 
 class Belief(NamedTuple):
@@ -94,7 +94,7 @@ class Prior:
     """The belief before the first run."""
 
     def __init__(self, response: Response, constants: Array, combinations: Sequence[Mapping[str, str]]) -> None:
-        """Take the standard deviations of the constants' logarithms, and each combination's options, keyed by config key."""
+        """Take the standard deviations of the logarithms of the constants, and the options of each combination by config key."""
         self._response, self._constants = response, constants
         errors = np.full((len(combinations), len(combinations)), COMMON**2)
         for key in sorted(set().union(*combinations)):
@@ -103,7 +103,7 @@ class Prior:
         self._errors = errors + np.diag(OWN**2 + response.misfit**2)
 
     def after(self, runs: Sequence[Measured], noise: float) -> Belief:
-        """Return the belief after `runs`. noise: standard deviation of the logarithm of a measured speed."""
+        """Return the belief after `runs`. `noise`: standard deviation of the logarithm of a measured speed."""
         index, speeds = np.array([run.combination for run in runs], int), np.array([run.speed for run in runs])
         waves = np.array([run.wave for run in runs], int)
         errors = noise**2 * np.eye(len(runs)) + DRIFT**2 * (waves[:, None] == waves)

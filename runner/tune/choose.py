@@ -1,4 +1,4 @@
-"""Chooses which combinations to run next, and estimates how much faster than the best one so far another one may be."""
+"""Chooses the combinations to run next, and estimates how much faster another combination may be than the best one so far."""
 
 from collections.abc import Collection
 from typing import NamedTuple
@@ -9,26 +9,26 @@ from meshrunner.runner.tune.belief import Belief
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
-"""Points and weights with which to integrate over a standard normal variable (Gauss-Hermite quadrature)."""
+"""Points and weights that integrate over a standard normal variable (Gauss-Hermite quadrature)."""
 SAMPLES = 2000
 CONFIDENCE = 0.95
 LIKELY = 0.05
-"""Probability of being the fastest above which a combination is a leader."""
+"""Probability of being the fastest. A combination with a higher probability is a leader."""
 
 
 class Outlook(NamedTuple):
-    """The best combination so far, and how much faster another one may be."""
+    """The best combination so far, and how much faster another combination may be."""
 
     best: int
-    """Number of the combination with the highest expected speed among those that were run."""
+    """Number of the combination with the highest expected speed of all combinations that were run."""
     chance: float
-    """Probability that a combination that was not run is faster than the best one by more than the tolerance."""
+    """Probability that any combination without a run is faster than `best` by more than the tolerance."""
     bound: float
-    """Upper limit, with probability CONFIDENCE, of the fraction by which any combination is faster than the best one."""
+    """Fraction such that, with probability CONFIDENCE, no combination is faster than `best` by more than this fraction."""
 
 
 def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int) -> Outlook:
-    """Judge the combinations that were run (`tried`, not empty). tolerance: fraction of the best speed."""
+    """Return the outlook. `tried` holds the combinations that were run, at least one. `tolerance` is tune.tolerance."""
     own = np.array(sorted(tried))
     best = int(own[belief.mean[own].argmax()])
     normal = np.random.default_rng(seed).standard_normal((len(belief.mean), SAMPLES))
@@ -43,7 +43,7 @@ def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int)
 
 
 def leaders(belief: Belief, tried: Collection[int], seed: int) -> list[int]:
-    """Return each of the combinations that were run that is the fastest of these with a probability over LIKELY."""
+    """Return the combinations that are the fastest of `tried` (the combinations that were run) with a probability over LIKELY."""
     own = np.array(sorted(tried))
     mean, covariance = belief.mean[own], belief.covariance[np.ix_(own, own)]
     normal = np.random.default_rng(seed).multivariate_normal(mean, covariance, SAMPLES)
@@ -52,11 +52,11 @@ def leaders(belief: Belief, tried: Collection[int], seed: int) -> list[int]:
 
 
 def next_wave(belief: Belief, tried: Collection[int], size: int, noise: float) -> list[int]:
-    """Return the combinations to run next: those whose runs are likely to help most in finding the best combination.
+    """Return the combinations whose runs are likely to help most in finding the best combination.
 
     A combination may run again. Each choice maximises the knowledge gradient (Frazier, Powell and Dayanik 2009, "The
-    Knowledge-Gradient Policy for Correlated Normal Beliefs"). It is the mean of the highest expected speed, after the chosen
-    runs, among all combinations that were run or chosen. noise: standard deviation of the logarithm of a measured speed.
+    Knowledge-Gradient Policy for Correlated Normal Beliefs"). The gradient is the mean, over possible results of the chosen runs,
+    of the highest expected speed of a combination that was run or chosen. `noise`: as in `Prior.after`.
     """
     mean, covariance, known = belief.mean, belief.covariance, set(tried)
     chosen: list[int] = []

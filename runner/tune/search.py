@@ -22,11 +22,11 @@ from meshrunner.runner.tune.choose import Outlook, leaders, next_wave, outlook
 from meshrunner.runner.tune.survey import Survey
 
 WAVE = 4
-"""Runs in a wave of the search."""
+"""Maximum number of runs in a wave (batch of runs) of the search."""
 NOISE = {"cuda": 0.03, "cpu": 0.06}
 """Assumed standard deviation of the logarithm of a measured speed within a wave, by type of device."""
 UNLIKELY = 0.05
-"""Probability of a faster combination below which the search ends."""
+"""The search ends when the probability of a faster combination is below this value."""
 
 
 class Found(NamedTuple):
@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
     @property
     def tried(self) -> set[int]:
-        """The combinations that have a speed."""
+        """Numbers of the combinations with a measured speed."""
         return {run.combination for run in self.runs}
 
     def count(self, number: int) -> int:
@@ -52,13 +52,13 @@ class Search:
     def __init__(self, sweep_dir: Path, survey: Survey) -> None:
         self.sweep_dir, self.survey, self.jobs, self.names = sweep_dir, survey, survey.jobs, survey.names
         self.numbers = {job.runs[0].run_dir.name: number for number, job in enumerate(survey.jobs)}
-        """Number of a combination, by the name of its run in the first wave."""
+        """Number of each combination, keyed by the name that the combination's run has in the first wave."""
         experiment = survey.jobs[0].experiment
         self.settings, self.seed, self.max_repeat = experiment.tune, experiment.seed, experiment.sweep.max_repeat
         self.noise = NOISE[expected_devices(experiment).type]
 
     def runs(self) -> list[tuple[int, int, Run]]:
-        """Return the combination, the wave and the run of each run on disk. Raise ConfigError if they belong to another sweep."""
+        """Return (combination, wave, run) for each run on disk. Raise ConfigError if a run belongs to another sweep."""
         names = run_names(self.sweep_dir)
         if foreign := [name for name in names if in_round(name, 1) not in self.numbers]:
             raise ConfigError(
@@ -67,19 +67,19 @@ class Search:
         return [(self.numbers[in_round(n, 1)], repeat_number(n), glance(self.sweep_dir / n)) for n in names]
 
     def failed(self, runs: list[tuple[int, int, Run]]) -> dict[int, Run]:
-        """Return the newest run of each combination that ran and has no speed. runs: the result of `runs`."""
+        """Return the newest run of each combination that was run without a measured speed. `runs`: result of method `runs`."""
         completed = {number for number, _, run in runs if speed_of(run)}
         return {number: run for number, _, run in runs if number not in completed}
 
     def found(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Found | None:
-        """Return what the runs on disk say about a cell; None if none of its runs has completed. runs: the result of `runs`."""
+        """Return the runs and the belief of a cell, or None if no run of the cell completed. `runs`: result of method `runs`."""
         belief = self._belief(runs, cell)
         own = [run for run in _measured(runs) if run.combination in cell]
         tried = {run.combination for run in own}
         return Found(belief, outlook(belief, tried, self.settings.tolerance, self.seed), own) if own else None
 
     def next_batch(self) -> SweepBatch | None:
-        """Return the runs of the next wave, or the unfinished ones of the last wave. Return None if the search has ended."""
+        """Return the runs of the next wave, or the unfinished runs of the last wave. Return None if the search has ended."""
         runs = self.runs()
         last = max((wave for _, wave, _ in runs), default=0)
         if left := [number for number, wave, run in runs if wave == last and run.state not in RESULTS | CRASHED]:
@@ -121,8 +121,8 @@ class Search:
         return chosen
 
     def equal(self, found: Found, comparison: Comparison) -> list[Row]:
-        """Return the fastest row and the rows that no test distinguishes from it, without rows that are unlikely to be fastest.
-        Return [] if one row is left. Rows with too few runs for a test count as equal. comparison: of the sweep directory."""
+        """Return the fastest row and the rows that no test distinguishes from it. Leave out rows that are unlikely to be fastest.
+        Return [] if one row is left. Rows with too few runs for a test count as equal. `comparison`: the whole sweep."""
         ahead = leaders(found.belief, found.tried, self.seed)
         return undecided(comparison, [row for row in comparison.rows if self.number_of(row) in ahead])
 
@@ -130,8 +130,8 @@ class Search:
         return self.numbers[in_round(row.runs[0].path.name, 1)]
 
     def _belief(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Belief:
-        """Return the belief after all runs. It rules out combinations outside the cell, combinations that failed, and those that
-        are predicted to need at least as much memory as one that ran out of memory."""
+        """Return the belief after all runs. Rule out combinations that are outside the cell or that failed. If a combination ran
+        out of memory, also rule out combinations that are predicted to need at least as much memory."""
         belief = self.survey.prior.after(_measured(runs), self.noise)
         failed = self.failed(runs)
         peaks = np.array([job.plan.get("memory/peak_active_gib") or 0.0 for job in self.jobs])

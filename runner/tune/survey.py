@@ -27,21 +27,21 @@ from meshrunner.runner.sweep.combinations import Combination, Target, check_batc
 from meshrunner.runner.tune.belief import Prior, Response, points_for
 
 SET_BY_TUNE = ("steps", "sweep.repeat")
-"""Keys that a tune sets for its runs, whatever the user typed."""
+"""Keys that `meshrunner tune` sets for its runs, even if the user sets other values."""
 CALIBRATED = 0.3
-"""Factor for the uncertainty of constants that were fitted to measured runs."""
+"""Factor that reduces the uncertainty of constants that were fitted to measured runs."""
 TFLOPS_OF_CPU = 0.05
-"""Guessed matmul rate of one CPU thread, if no calibrated processor is given."""
+"""Guessed matmul rate of one CPU thread in TFLOP/s, if no calibrated processor is given."""
 GUESS_ERROR_PCT = 300.0
-"""Stated error of speeds predicted with guessed constants."""
+"""Stated error, in percent, of speeds that are predicted with guessed constants."""
 LISTED = 3
 """Maximum number of reasons that are printed."""
 LARGEST_BATCH = 4
-"""Maximum ratio of the common global batch to the largest one that a combination has by itself."""
+"""Maximum ratio of the common global batch to the largest global batch that a combination has by default."""
 
 
 class Survey(NamedTuple):
-    """The combinations of a space that can run, and what is known about them before the first run."""
+    """The combinations of a space that can run, and the belief about their speeds before the first run."""
 
     jobs: list[Combination]
     names: list[str]
@@ -54,7 +54,7 @@ class Survey(NamedTuple):
 
 
 def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
-    """Check and predict all combinations of the space. Raise ConfigError if none can run, or if settings are wrong."""
+    """Check and predict all combinations of the space. Raise ConfigError if no combination can run or settings are wrong."""
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     jobs = _with_same_batch(loader, config, target)
     possible = [job for job in jobs if not job.reason]
@@ -95,7 +95,7 @@ def _frequent(reasons: Iterable[str]) -> list[str]:
 
 
 def _with_same_batch(loader: Any, config: DictConfig, target: Target) -> list[Combination]:
-    """Check all combinations. Those of a cell get the same global batch, and all get the steps and repeats of a tune."""
+    """Check all combinations. Set the same global batch in all combinations of a cell, and set the keys in SET_BY_TUNE."""
     own = dict(zip(SET_BY_TUNE, (config.tune.steps, "auto"), strict=True))
     fixed = [f"{key}={value}" for key, value in own.items()]
     given = [[*(each for each in job if key_of(each) not in own), *fixed] for job in grid(loader, config)]
@@ -120,7 +120,7 @@ def _with_same_batch(loader: Any, config: DictConfig, target: Target) -> list[Co
 
 
 def _cells(jobs: Sequence[Combination]) -> list[list[int]]:
-    """Return the numbers of the jobs in each cell of `sweep.best_by`, or of all jobs without it."""
+    """Return the numbers of the jobs in each cell. If `sweep.best_by` is empty, a single cell has all jobs."""
     if not jobs[0].experiment.sweep.best_by:
         return [[*range(len(jobs))]]
     numbers = {job.runs[0].run_dir: number for number, job in enumerate(jobs)}
@@ -136,7 +136,7 @@ def _hardware(job: Combination) -> tuple[GPU | CPU, float]:
         return device.hardware, CALIBRATED if device.hardware.calibrated else 1.0
     if device.type == "cuda":
         raise ConfigError(
-            f"tune: no option of the group `hardware` describes {device.name}; add one, or set hardware=NAME"
+            f"tune: no option of the group `hardware` describes {device.name}; add an option, or set hardware=NAME"
         )
     rate = TFLOPS_OF_CPU * (experiment.launch.given_threads or 1)
     speed = {"fp32_tflops": rate, "bf16_tflops": rate, **SPEED_OF_CPU}
@@ -148,7 +148,7 @@ def _predicted(
     sweep_dir: Path, jobs: Sequence[Combination], hardware: GPU | CPU, devices: Sequence[GPU | CPU]
 ) -> list[dict[str, Any]]:
     """Predict each combination on each of `devices`, or read the predictions of an earlier command. Return a dict for each
-    combination: `plan` is the content of plan.json, `wps` the speeds on `devices` ([] if it does not fit or is unknown)."""
+    combination: `plan` is the content of plan.json, `wps` is a list of speeds on `devices`, or [] if unknown."""
     on = hardware.model_dump(mode="json")
     configs = [{**job.runs[0].config, "hardware": on} for job in jobs]
     for config, job in zip(configs, jobs, strict=True):

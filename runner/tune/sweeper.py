@@ -1,8 +1,8 @@
-"""`hydra/sweeper=tune`: finds the fastest combination that fits. It predicts all, runs a few in waves, and learns from each wave.
+"""`hydra/sweeper=tune`: finds the fastest combination that fits by predicting all combinations and running a few in waves.
 
 The runs of a wave follow each other closely, and each wave runs the best combination so far again. Changes of the machine's speed
-from wave to wave thus cancel out. The number of a wave is the number of the repeat in the names of its runs, so that `compare`
-treats waves as rounds. All decisions depend on the runs on disk alone, so the same command continues after any interruption.
+between waves thus cancel out. The name of a run contains the number of its wave as the number of a repeat, so that `compare`
+treats waves as rounds. All decisions depend only on the runs on disk, so the same command continues after any interruption.
 """
 
 from collections.abc import Callable
@@ -53,10 +53,10 @@ def tune(loader: Any, config: DictConfig, ended: Callable[[int], object]) -> Non
 
 
 def _submit(loader: Any, config: DictConfig, sweep_dir: Path) -> None:
-    """Submit the search as one job. The job continues the sweep directory, and starts each run over its nodes."""
+    """Submit the search as one job, which continues the search in the sweep directory and executes the runs on its nodes."""
     settings = Slurm.read(plain(config.hydra.launcher))
     if settings.nodes is not None:
-        raise ConfigError("hydra.launcher.nodes: the runs of a search set launch.nodes instead")
+        raise ConfigError("hydra.launcher.nodes: a search has no such setting; set launch.nodes")
     first = resolve_config(loader.load_sweep_config(config, grid(loader, config)[0]), None)
     if not settings.dry_run:
         sweep_dir.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""The verbs (subcommands such as `meshrunner run`), one module each. A verb is a function: arguments in, exit status out."""
+"""Verbs (subcommands such as `meshrunner run`), one per module. A verb is a function that returns the exit status."""

@@ -277,5 +277,5 @@ def refusals() -> list[str]:
 def test_an_error_names_both_units() -> None:
     for moved, twice, nested in on_ranks(2, refusals):
         assert "'layers.1' would overwrite 'layers.0', which is in use" in moved
-        assert "'output' requests a second buffer while its first is in use" in twice
+        assert "'output' requests a second buffer while its first buffer is in use" in twice
         assert "'layers.2.attention.wk' would overwrite 'layers.2.attention.wo'" in nested

@@ -143,10 +143,10 @@ def test_blocks_of_a_class_are_one_graph(world: int, layout: str, number: int) -
 def document() -> None:
     """Print docs/measurements/hybrid.md."""
     print("# A hybrid model with multi-token prediction under every layout against one process\n")
-    print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(HYBRID)}`.")
-    print("docs/measurements/experts.md explains the columns.")
+    print(f"All runs use torch {torch.__version__}, gloo on CPU and fp32. The overrides are `{' '.join(HYBRID)}`.")
+    print("The page docs/measurements/experts.md explains the columns.")
     print(
-        "In every row and step, the loss of multi-token prediction agrees with that of a run in one process to 1e-5.\n"
+        "In every row and step, the loss of multi-token prediction agrees with the loss of a run in one process to 1e-5.\n"
     )
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:

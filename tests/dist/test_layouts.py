@@ -225,7 +225,7 @@ class Difference(NamedTuple):
     gradient: float
     """Largest ||difference|| / ||gradient|| of any parameter before the first update."""
     norm: float
-    """Largest difference of the global gradient norm, before the first update and in and the loss in five steps of AdamW."""
+    """Largest difference of the global gradient norm, before the first update and in five steps of AdamW."""
     loss: float
     """Largest difference of the loss in five steps."""
 
@@ -467,20 +467,18 @@ def rows(layouts: list[tuple[int, str]]) -> None:
 def document() -> None:
     """Print docs/measurements/parity.md."""
     print("# Every layout against one process\n")
-    print(f"torch {torch.__version__}, gloo on CPU, fp32. `{' '.join(SMALL)}`. Gradients are clipped.")
-    print("509 is prime, so the vocabulary never divides evenly among ranks.")
+    print(f"All runs use torch {torch.__version__}, gloo on CPU and fp32. The overrides are `{' '.join(SMALL)}`.")
+    print("Gradients are clipped. The vocabulary size 509 is prime, so it never divides evenly among ranks.")
     print(
         "Initial weights are bit-equal to those of a run in one process. `python -m tests.dist.test_layouts` prints this table.\n"
     )
+    print("Each column shows the largest relative difference from a run in one process. The column `gradient` compares")
     print(
-        "Each column shows the largest relative difference from a run in one process. `gradient` compares a parameter's"
+        "a parameter's gradient before the first update (||difference|| / ||gradient||). The columns `norm` and `loss` compare"
     )
-    print(
-        "gradient before the first update (||difference|| / ||gradient||). `norm` and `loss` compare the global gradient norm"
-    )
-    print("and the loss in five steps of AdamW.\n")
+    print("the global gradient norm and the loss in five steps of AdamW.\n")
     rows(LAYOUTS)
-    print("\nIn bf16, compared with `parallelism=single precision=bf16`:\n")
+    print("\nThe second table compares layouts in bf16 with `parallelism=single precision=bf16`:\n")
     rows(BF16)
 
 

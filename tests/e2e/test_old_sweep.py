@@ -77,7 +77,7 @@ def test_what_is_left_is_run_and_a_checkpoint_of_another_format_refused(folder: 
         DDP: "completed",
     }
     reason, checkpoint = status(sweep / FSDP2)["reason"], sweep / FSDP2 / "checkpoints" / "step-00000010"
-    assert f"cannot continue from the checkpoint {checkpoint}: it has format 1" in reason and checkpoint.is_dir()
+    assert f"cannot continue from the checkpoint {checkpoint}: its format is 1" in reason and checkpoint.is_dir()
     assert {name: (sweep / name / "events.jsonl").read_bytes() for name in before} == before
 
     rmtree(checkpoint)

@@ -197,7 +197,7 @@ def test_wandb_online_receives_the_run_and_continues_it(tmp_path: Path, stub: St
     assert run.begin().train(5, 9).end() is None
     assert list(stub.runs) == [name]
     assert received.rows == before + run.rows[6:]  # what was sent stays: W&B only appends
-    assert "rows up to step 6; sending only later ones" in (run.run_dir / "logs" / "tracker.log").read_text()
+    assert "rows up to step 6; sending only later rows" in (run.run_dir / "logs" / "tracker.log").read_text()
     assert received.exit_code == 0
     assert received.summary["state"] == "completed"
 

@@ -132,15 +132,15 @@ def test_a_row_that_a_machine_cannot_run_has_a_reason() -> None:
         "precision=bf16 parallelism.buffers=max_pool",
         "model=hybrid_tiny model.mamba.kernel=fused precision=bf16",
     )
-    assert grid.missing(pool, machine, 1) == "it needs 2 GPUs: with one shard, FSDP2 gathers nothing into a pool"
-    assert grid.missing(pool, machine, 2) == "it needs 2 GPUs"
+    assert grid.missing(pool, machine, 1) == "this row needs 2 GPUs: with one shard, FSDP2 gathers nothing into a pool"
+    assert grid.missing(pool, machine, 2) == "this row needs 2 GPUs"
     assert grid.missing(fused, machine, 1) == "the package mamba-ssm is not installed"
     assert grid.missing(fused, machine._replace(versions=("torch 2.11.0", "mamba-ssm 2.2.6")), 1) == ""
     assert grid.missing(fused, MACHINES["cpu"], 1) == "model.mamba.kernel=fused needs a GPU"
     assert grid.missing("precision=float8", machine, 1) == "the package torchao is not installed"
     for row in ("model=moe_tiny parallelism=ep precision=fp32", "precision=bf16 parallelism.buffers=symmetric"):
         node = machine._replace(gpus=8)
-        assert grid.missing(row, node, 2) == "it needs torch 2.12 or later"
+        assert grid.missing(row, node, 2) == "this row needs torch 2.12 or later"
         assert grid.missing(row, node._replace(versions=("torch 2.12.1",)), 2) == ""
 
 
@@ -246,7 +246,7 @@ FOUND = [
     Result("grid", grid.REFERENCE, "works", seconds=7.0, figures={"memory/peak_active_gib": 0.25}),
     Result("grid", "parallelism=ddp precision=float8", "refused", "ddp keeps one | copy"),
     Result("proofs", "resume, checkpoint=dcp", "failed", "failed: rank 0: no", "runs/x/logs/rank0.log"),
-    Result("grid", "parallelism=tp precision=bf16", "not run", "it needs 2 GPUs"),
+    Result("grid", "parallelism=tp precision=bf16", "not run", "this row needs 2 GPUs"),
     *(
         Result(
             *(part, figures.FIRST[0].loop if part == "loop" else figures.FIRST[0].what, "works"),
@@ -286,7 +286,7 @@ def test_the_document_is_there_after_every_row(tmp_path: Path) -> None:
     text = document.path.read_text()
     assert json.loads((tmp_path / "results.jsonl").read_text().splitlines()[1])["what"] == grid.REFERENCE
     assert "1 x NVIDIA H200, 140 GiB, 16 cores" in text and "has not ended" in text
-    assert "- 2026-11-26 12:00: `python -m bench gpu`, commit 1234567" in text
+    assert "- 2026-11-26 12:00: `python -m bench gpu` at commit 1234567" in text
     assert "8 works, 1 refused, 2 failed, 0 skipped, 1 not run" in text
     what = figures.FIRST[0].what
     ratio = r"1.000 (0.990-1.010) \*"
@@ -298,7 +298,7 @@ def test_the_document_is_there_after_every_row(tmp_path: Path) -> None:
     assert f"| `{what}` | 1,000 | 1,100 | 20% | 40.00 | 39.50 |" in text
     assert r"| refused | ddp keeps one \| copy | - |" in text
     assert "failed: rank 0: no (`runs/x/logs/rank0.log`)" in text
-    assert "- `parallelism=tp precision=bf16`: it needs 2 GPUs" in text
+    assert "- `parallelism=tp precision=bf16`: this row needs 2 GPUs" in text
     document.ended = True
     results.write()
     assert "has not ended" not in document.path.read_text()

@@ -157,7 +157,7 @@ def test_a_row_that_the_machine_cannot_run_is_skipped_with_its_reason() -> None:
         skipped["parallelism=megatron_fsdp precision=bf16 launch.workers=1"]
         == "the package megatron-fsdp is not installed"
     )
-    assert skipped["parallelism=hsdp1 precision=bf16 compile=per_block"] == "it needs 4 GPUs"
+    assert skipped["parallelism=hsdp1 precision=bf16 compile=per_block"] == "this row needs 4 GPUs"
     assert skipped[f"{figures.FIRST[0].loop} cuda_graphs=on"] == "the package torchtitan is not installed"
     assert not any("kernel=fused" in line or "loops.titan" in line for line in Fake.ran)
     text = (Path("a") / "gpu.md").read_text()
@@ -186,14 +186,14 @@ def test_published_runs_are_emulated_on_a_gpu_of_the_same_type(monkeypatch: pyte
     assert call("--folder", "a", "--part", "emulate") == 0
     skipped = {each.what: each.reason for each in found() if each.state == "skipped"}
     large = "titan 2024-12: Llama 3 8B, selective_op, 8,192 tokens, 8 GPUs"
-    assert skipped[large] == "it needs 83.9 GiB, and this GPU has 79.1"
+    assert skipped[large] == "this row needs 83.9 GiB, but this GPU has 79.1 GiB"
     fits = [row for row in emulate.ROWS if row.reserved_gib is not None and row.reserved_gib < 79.1 - 1.5]
     assert keys("a", "works") == [("emulate", emulate.what(row), 1) for row in fits]
     text = (Path("a") / "gpu.md").read_text()
     measured = "99 | 0.80 s | 0.10 s"
     assert f"| PR 165: Llama 2 7B, fsdp1, full, 2,048 tokens, 8 GPUs | 6,150 (6,100-6,200) | 90 | {measured} |" in text
     assert f", 128 GPUs | 5,605 | 90 | {measured} | 67.00 | 2.50 | 2.00 |" in text
-    assert f"- emulate: `{large}`: it needs 83.9 GiB" in text and "H100s of 500 W" in text
+    assert f"- emulate: `{large}`: this row needs 83.9 GiB" in text and "H100s with a power limit of 500 W" in text
     monkeypatch.setattr(Fake, "ran", [])
     assert call("--resume", "a", "--part", "emulate") == 0 and Fake.ran == []
     on(monkeypatch, ONE._replace(name="NVIDIA H200", memory_gib=139.8))
@@ -206,7 +206,7 @@ def test_no_row_starts_that_cannot_end_in_time(monkeypatch: pytest.MonkeyPatch) 
     assert call("--folder", "a", "--part", "options", minutes=9) == 0
     assert 520 - 20 < Fake.now <= 540, Fake.now
     late = [each for each in found() if each.state == "not run"]
-    assert late and {each.reason for each in late} == {"too little time was left"}
+    assert late and {each.reason for each in late} == {"the bench had too little time left for this row"}
     assert len(late) + len(keys("a", "works", "skipped", "refused")) == len(found())
 
 

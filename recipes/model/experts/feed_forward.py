@@ -1,8 +1,8 @@
 """Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
 No token is dropped. Each token becomes one row per chosen expert. Rows are sorted by expert, multiplied expert by expert, and
-sorted back by token. Each block returns the number of tokens of each expert, and the network adds the numbers up. If a block did
-this, activation recomputation would count every token twice.
+sorted back by token. Each block returns the number of tokens of each expert, and the network adds up the numbers. If blocks added
+up the numbers themselves, activation recomputation would count every token twice.
 """
 
 import math
@@ -44,8 +44,8 @@ class Router(nn.Module):
         """Return three tensors: the weights and the indices of each token's K experts, and the unweighted balance loss.
 
         weights: [T, K], fp32; indices: [T, K], int64; loss: 0-d, fp32; x: [batch, seq, dim], T = batch x seq.
-        bias: [experts]. It is added to the scores when experts are chosen, but it does not change the weights.
-        mesh: the tensor-parallel ranks, or None. Each rank holds the whole weight and routes all tokens.
+        bias: [experts], added to the scores only to choose experts, not to compute the weights.
+        mesh: the tensor-parallel ranks, or None. Each rank holds the router's whole weight and routes all tokens.
         """
         config, weight = self.config, self.weight.float()
         if mesh is not None:
@@ -69,8 +69,8 @@ def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
     """Return the unweighted balance loss, averaged over sequences (DeepSeek-AI 2024, V3, equations 17 to 20).
 
     The loss of a sequence is the sum of f x P over the experts. f is the expert's share of the sequence's choices, times the
-    number of experts; it has no gradient. P is the expert's score divided by the sum of the token's scores, averaged over the
-    sequence. Equal loads give a loss of 1. scores: [batch, seq, number of experts]; experts: chosen indices, [batch, seq, K].
+    number of experts, without a gradient. P is the expert's score divided by the sum of the token's scores, averaged over the
+    sequence. Equal loads have a loss of 1. scores: [batch, seq, number of experts]; experts: chosen indices, [batch, seq, K].
     """
     number, per_token = scores.shape[-1], experts.shape[-1]
     chosen = torch.zeros_like(scores).scatter_(-1, experts, 1.0)
@@ -84,7 +84,7 @@ class GroupedExperts(nn.Module):
 
     group: ProcessGroup | None = None
     """Process group of the expert-parallel ranks, which hold different experts; None: this rank holds all experts. Gradients are
-    divided by the number of these ranks, because data parallelism averages only over other ranks."""
+    divided by the number of expert-parallel ranks, because data parallelism averages only over other ranks."""
 
     def __init__(self, number: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class SharedExpert(FeedForward):
 
 
 class ExpertFeedForward(nn.Module):
-    """A router, the experts it chooses from, and optionally a shared expert that every token passes through."""
+    """A router, experts that the router chooses from, and optionally a shared expert that every token passes through."""
 
     tensor_mesh: DeviceMesh | None = None
     """Mesh of the tensor-parallel ranks. Each rank holds a part of every expert's width. None: no tensor parallelism."""
@@ -172,7 +172,7 @@ def on_all_ranks(x: Tensor, mesh: DeviceMesh, placement: Placement) -> Tensor:
 
 
 def split_over_experts(network: Network, mesh: DeviceMesh) -> None:
-    """Shard the experts of every block over the `expert` dimension of the mesh, in place. The network is on meta."""
+    """Shard the experts of every block over the `expert` dimension of the mesh, in place. The network is on the meta device."""
     network.expert_mesh = mesh
     for module in network.modules():
         if isinstance(module, ExpertFeedForward):

@@ -1,4 +1,4 @@
-"""Operations on rows: sort, send, multiply by weights. A row, [dim], is the copy of a token for one of its chosen experts."""
+"""Operations on rows: sort, send, multiply by weights. A row, [dim], is a copy of a token for one expert."""
 
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +60,7 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
 
 
 class FP32Linear(torch.autograd.Function):
-    """F.linear in fp32. Unlike autograd, it keeps x in its own dtype for backward. x: [..., in]; weight: [out, in], fp32."""
+    """F.linear in fp32, which saves x for backward in the dtype of x, not in fp32. x: [..., in]; weight: [out, in], fp32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -76,8 +76,8 @@ class FP32Linear(torch.autograd.Function):
 
 
 class WeightedSum(torch.autograd.Function):
-    """Sums a token's weighted results in fp32: [tokens, dim], in the dtype of results. Unlike autograd, it keeps results in their
-    own dtype for backward. results: [tokens, K, dim]; weights: [tokens, K], fp32."""
+    """The sum of each token's weighted results, computed in fp32: [tokens, dim], in the dtype of `results`. For
+    backward, `results` are saved in their own dtype, not in fp32. results: [tokens, K, dim]; weights: [tokens, K], fp32."""
 
     @staticmethod
     def forward(ctx: Any, results: Tensor, weights: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Multiply each row by the weights of the row's group: [rows, out].
 
     x: [rows, in], sorted by group. Groups may be empty. weights: [groups, in, out], in the dtype of x. ends: index of the row
-    after the last row of each group, [groups], int32. The size of a row, in x and in the result, is a multiple of 16 bytes.
+    after the last row of each group, [groups], int32. The row sizes of x and of the result are multiples of 16 bytes.
     """
     if x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)
@@ -120,7 +120,7 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def leaves_empty_groups(device: torch.device) -> bool:
-    """Return whether grouped_mm on this device leaves the weight gradients of empty groups (without rows) uninitialised."""
+    """Return whether grouped_mm on this device leaves the weight gradient of a group without rows uninitialised."""
     # This happens on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
     return device.type == "cuda" and (
         torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 10

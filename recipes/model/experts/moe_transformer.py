@@ -28,11 +28,11 @@ class MoETransformer(Transformer):
     expert_bias: Tensor
 
     def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module], experts: Experts | None) -> None:
-        """Build the network. Blocks whose `feed_forward` is an `ExpertFeedForward` must have the signature of `ExpertBlock`."""
+        """Build the network. A block with an `ExpertFeedForward` must have the same `forward` signature as `ExpertBlock`."""
         super().__init__(config, seq_len, blocks)
         self.experts = experts
         self.rows: dict[int, int] = {}
-        """Number of a block with experts -> row of this block in `expert_bias`."""
+        """Row of each block with experts in `expert_bias`, keyed by block number."""
         for number, block in enumerate(self.layers):
             if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward):
                 self.rows[number] = len(self.rows)
@@ -40,7 +40,7 @@ class MoETransformer(Transformer):
             self.register_buffer("expert_bias", torch.empty(len(self.rows), experts.number))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or the cross entropy if targets are given. The balance loss adds to the gradient, not to this value."""
+        """Return logits, or the cross entropy if targets are given. The balance loss changes the gradient, not the result."""
         x = in_compute_dtype(self.tok_embeddings(tokens))
         x, balance = self.through_blocks(x, self.positions(tokens), count=targets is not None)
         x = self.norm(x)
@@ -83,7 +83,7 @@ class MoETransformer(Transformer):
         return name.endswith(".router.weight")
 
     def initial(self, name: str) -> Initial:
-        """Return the distribution. Experts start like a dense feed-forward network, router logits with a variance of about 1."""
+        """Return the distribution. Experts start like a dense feed-forward network. Router logits start with variance 1."""
         if name.endswith((".experts.w2", ".shared.w2.weight")):
             return self.initial_into_stream()
         if name.endswith(".router.weight"):

@@ -35,12 +35,12 @@ class MambaConfig(Section):
     conv: Annotated[int, whole(at_most=32)] = 4
     """Width of the convolutions in tokens."""
     chunk: Annotated[int, whole(at_most=2**16)] = 128
-    """Number of consecutive tokens that are processed together, in matmuls. It affects speed and memory, not the result."""
+    """Number of consecutive tokens that are processed together in matmuls. `chunk` affects speed and memory, not results."""
     kernel: Literal["auto", "torch", "fused"] = "auto"
     """fused: the CUDA kernels of packages mamba_ssm and, if installed, causal_conv1d; torch: matmuls in plain torch; auto: fused
-    if available, else torch. Matmuls of mamba_ssm compute fp32 inputs in TF32, whatever `precision.matmul` is."""
+    if available, else torch. Matmuls of mamba_ssm compute fp32 inputs in TF32, regardless of `precision.matmul`."""
     _chosen_on: str = PrivateAttr("")
-    """Type of the devices for which `Hybrid.on` chose the kernel; "" if the configuration names it."""
+    """Type of the devices for which `Hybrid.on` chose the kernel; "" if the configuration names the kernel."""
 
     @model_validator(mode="after")
     def _groups_divide(self) -> MambaConfig:
@@ -76,9 +76,9 @@ class MultiToken(Section):
     """Prediction of several tokens ahead by modules after the last block (DeepSeek-AI 2024, V3, section 2.2)."""
 
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
-    """Number of tokens to predict after the next one. Each has a separate module: attention and feed-forward."""
+    """Number of tokens to predict after the next token. Each predicted token has a separate module (attention, feed-forward)."""
     loss_weight: float = Field(default=0.3, gt=0)
-    """Weight of the mean loss of tokens after the next one, `train/mtp_loss`, in the objective. `train/loss` excludes it."""
+    """Weight in the objective of `train/mtp_loss`, the mean loss of tokens after the next token. `train/loss` excludes it."""
 
 
 class Hybrid(Decoder):
@@ -177,7 +177,7 @@ class Hybrid(Decoder):
         return self.model_copy(update={"pattern": pattern, **sections})
 
     def other_flops(self, name: str) -> int:
-        """Return the FLOPs of Mamba-2's recurrence, counted as in Megatron-LM. They are a few percent of a block's FLOPs."""
+        """Return the FLOPs of Mamba-2's recurrence, a few percent of a block's FLOPs, counted as in Megatron-LM."""
         if self.mamba is None or not name.endswith("mamba.scan.a_log"):
             return 0
         return 7 * self.mamba.inner * self.mamba.state

@@ -87,7 +87,7 @@ class ExpertsBlock(nn.Module):
 
 
 class PredictionBlock(nn.Module):
-    """A module of multi-token prediction. It predicts one token further than the module before it."""
+    """A module of multi-token prediction, which predicts one token further ahead than the previous module."""
 
     def __init__(self, config: Hybrid) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class HybridTransformer(MoETransformer):
         self.mtp = nn.ModuleList(PredictionBlock(config) for _ in range(config.mtp.depth))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or the next token's loss given targets. Other losses (balance, multi-token) only add gradients."""
+        """Return logits, or the next token's loss if `targets` are given. Balance and multi-token losses only add gradients."""
         rope, rows = self.positions(tokens), [tokens]
         if targets is not None:
             rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]

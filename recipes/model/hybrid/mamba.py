@@ -4,8 +4,8 @@ Each head h has a state S, [head_dim, state]. S is 0 before the first token of a
 
     S_t = exp(dt_t A_h) S_{t-1} + dt_t x_t B_t^T,    y_t = S_t C_t + D_h x_t.
 
-The projections to x, B, C, dt and the gate z are separate modules, and so are the convolutions, so that tensor parallelism can
-split each module by heads or by groups. The heads of a group are contiguous and share B and C.
+The projections to x, B, C, dt and the gate z are separate modules, and each convolution is a module. Tensor parallelism can
+therefore split each module by heads or by groups. The heads of a group are contiguous and share B and C.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ class CausalConvolution(nn.Module):
     """A depthwise convolution over the current and the previous `width` - 1 tokens, followed by SiLU."""
 
     def __init__(self, channels: int, width: int, *, fused: bool = False) -> None:
-        """fused: whether to use package causal_conv1d where it supports the sizes."""
+        """fused: whether to use package causal_conv1d if it supports the sizes."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.empty(channels))
@@ -64,9 +64,9 @@ class CausalConvolution(nn.Module):
 
 
 class _Convolution(torch.autograd.Function):
-    """The convolution as shifted multiply-adds, which a compiler fuses. cuDNN has no fast depthwise convolution in bf16.
+    """A convolution by shifted multiply-adds, which a compiler fuses. cuDNN has no fast depthwise convolution in bf16.
 
-    Sums are in fp32 or wider. Only x is kept for backward, which computes the sums again.
+    Sums are in fp32 or wider. Backward recomputes the sums from x, which is the only saved activation.
     """
 
     @staticmethod
@@ -143,7 +143,7 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     """Compute S_t = exp(decay_t) S_{t-1} + x_t b_t^T, y_t = S_t c_t with matmuls over chunks (section 6 of the paper).
 
     x and y: [batch, seq, heads, head_dim]; decay: not positive, [batch, seq, heads]; b, c: [batch, seq, groups, state]; chunk:
-    tokens per chunk, which need not divide seq. Decays are summed in fp32, or in fp64 if they are fp64.
+    tokens per chunk, which need not divide seq. fp64 decays are summed in fp64, other decays in fp32.
     """
     batch, seq, heads, head_dim = x.shape
     groups = b.shape[2]

@@ -1,8 +1,8 @@
-"""CUDA kernels of the packages mamba_ssm and causal_conv1d as operators, which the compiler calls without tracing them.
+"""Custom operators for the CUDA kernels of mamba_ssm and causal_conv1d. The compiler calls these operators without tracing them.
 
-The compiler rejects Triton kernels whose configurations have a `pre_hook`, such as those of mamba_ssm. The packages are imported
-only when an operator computes, so memory can be predicted without them. All results are contiguous, although mamba_ssm gives a
-gradient the strides of its input: an operator must return the strides that its fake implementation returns.
+The compiler rejects Triton kernels that have a `pre_hook`, such as the kernels of mamba_ssm. Memory can be predicted
+without the packages, because they are imported only when an operator computes. An operator must return the same strides as its
+fake implementation, but mamba_ssm returns gradients with the strides of its inputs. All results are therefore made contiguous.
 """
 
 import warnings

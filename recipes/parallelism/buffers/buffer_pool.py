@@ -25,7 +25,7 @@ INSTEAD = "use parallelism.buffers=dynamic"
 
 
 def empty_cache(device: torch.device) -> None:
-    """Return cached memory to a GPU. Otherwise it would keep the first step's buffers for a stream that needs them no more."""
+    """Return cached memory to a GPU, because torch would keep the first step's buffers, which no stream needs again."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -37,7 +37,7 @@ class Use(NamedTuple):
     begin: int
     end: int
     released: Callable[[], bool]
-    """Function that returns true if no tensor and none of torch's threads refers to the buffer any more."""
+    """Function that returns true if neither a tensor nor a thread of torch still refers to the buffer."""
 
 
 class BufferPool:
@@ -47,7 +47,7 @@ class BufferPool:
     step on, each unit has a fixed address range in one large allocation, the arena. Before the pool hands out a range, it
     waits at most PATIENCE_S until no buffer in use overlaps the range. A wrong plan raises an error instead of corrupting data.
 
-    GPU kernels may still read a released buffer. Its reuse is safe, because the stream that fills it waits for these kernels.
+    A released buffer can be reused while GPU kernels read it, because the stream that fills the buffer waits for the kernels.
     """
 
     def __init__(self, place: Callable[[Schedule], Plan], in_flight: InFlight) -> None:
@@ -55,7 +55,7 @@ class BufferPool:
         self.offsets: dict[str, int] = {}
         """Offset of each unit's buffer in the arena, in bytes."""
         self._requests: list[tuple[bool, str]] = []
-        """One pair for each request of the first step: whether it came in backward, and the unit."""
+        """One pair (whether backward made the request, unit) for each request of the first step."""
         self._buckets: dict[str, Bucket] = {}
         """The largest buffer that each unit has requested."""
         self._device: torch.device | None = None
@@ -115,18 +115,18 @@ class BufferPool:
         if bucket.dtype != planned.dtype or bucket.nbytes > planned.nbytes:
             raise ConfigError(
                 f"parallelism.buffers: '{unit}' requests {bucket.nbytes:,} bytes of {bucket.dtype}, but its buffer has "
-                f"{planned.nbytes:,} of {planned.dtype}; {INSTEAD}"
+                f"{planned.nbytes:,} bytes of {planned.dtype}; {INSTEAD}"
             )
 
     def _wait_until_free(self, unit: str, begin: int = 0, end: int = 0) -> None:
-        """Wait until the unit's own buffers and all that overlap [begin, end) are free. Raise ConfigError after PATIENCE_S."""
+        """Wait until the unit's buffers and all buffers overlapping [begin, end) are free. Raise ConfigError after PATIENCE_S."""
         self._uses = [use for use in self._uses if not use.released()]
         deadline = time.monotonic() + PATIENCE_S
         for use in self._uses:
             while not use.released() and (use.unit == unit or (use.begin < end and begin < use.end)):
                 if time.monotonic() > deadline:
                     raise ConfigError(
-                        f"parallelism.buffers: '{unit}' requests a second buffer while its first is in use; {INSTEAD}"
+                        f"parallelism.buffers: '{unit}' requests a second buffer while its first buffer is in use; {INSTEAD}"
                         if use.unit == unit
                         else f"parallelism.buffers: '{unit}' would overwrite '{use.unit}', which is in use; {INSTEAD}"
                     )

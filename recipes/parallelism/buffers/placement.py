@@ -31,7 +31,7 @@ class Bucket(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The buffers that need an offset, and which of them are in use at the same time."""
+    """The buffers that need an offset, and the sets of buffers that are in use at the same time."""
 
     units: Mapping[str, Bucket]
     """The buffer of each unit, keyed by unit name, in the order of first requests."""
@@ -40,11 +40,11 @@ class Schedule(NamedTuple):
 
 
 BufferSchedules = tuple[Schedule, Schedule]
-"""The schedule of all-gather outputs, and that of reduce-scatter inputs."""
+"""The schedule of all-gather outputs and the schedule of reduce-scatter inputs."""
 
 
 class Plan(NamedTuple):
-    """The size of an arena, and the offset of each unit's buffer in the arena. Both are in bytes."""
+    """The size of an arena, and the offset of each unit's buffer in the arena, in bytes."""
 
     offsets: dict[str, int]
     nbytes: int
@@ -61,12 +61,12 @@ def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
 
 
 def peak(schedule: Schedule) -> int:
-    """Return the maximum bytes in use at the same time. Dynamic buffers need exactly this much memory, and no plan needs less."""
+    """Return the maximum bytes in use at the same time. Dynamic buffers need exactly the maximum, and no plan needs less."""
     return max((sum(schedule.units[name].nbytes for name in together) for together in schedule.alive), default=0)
 
 
 def fixed_pool(schedule: Schedule) -> tuple[int, int]:
-    """Return two sizes in bytes: of two buffers of the most common shape, and of the buffers of all units with another shape."""
+    """Return two sizes in bytes: two buffers of the most common shape, and the buffers of all units with other shapes."""
     if not schedule.units:
         return 0, 0
     buckets = schedule.units.values()
@@ -75,8 +75,8 @@ def fixed_pool(schedule: Schedule) -> tuple[int, int]:
 
 
 def max_pool(schedule: Schedule) -> Plan:
-    """Return a plan that divides the arena into equal sets of slots. A set has one slot per dtype, and the slot is large enough
-    for any buffer of this dtype. Units whose buffers are in use at the same time use different sets."""
+    """Return a plan that divides the arena into equal sets of slots. A set has one slot per dtype, which is large enough for any
+    buffer of the dtype. Units whose buffers are in use at the same time use different sets."""
     start, one = _slots(schedule.units)
     copy = _copies(schedule.units, _neighbours(schedule))
     return Plan({name: copy[name] * one + start[name] for name in start}, one * (1 + max(copy.values(), default=-1)))
@@ -87,8 +87,8 @@ def scheduled(schedule: Schedule) -> Plan:
 
     If possible, the units are split into two sides, such as even and odd layers, so that no two buffers of a side are in use at
     the same time. The buffers of one side begin at the bottom of the arena, and those of the other side end at the top. No
-    smaller arena is possible. Otherwise the plan is the smallest of three. (1) Units are placed from the largest to the smallest,
-    each in the lowest gap. (2) The same in the order of the schedule. (3) Units with the same number from `_copies` share a slot.
+    smaller arena is possible. If two sides are impossible, the plan is the smallest of three plans. (1) Units are placed from the
+    largest to the smallest, each in the lowest gap. (2) Units are placed in schedule order. (3) Units with equal `_copies` share.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     copy = _copies(size, near)
@@ -115,7 +115,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Number units from 0 so that neighbours in `near` get different numbers. Each unit in turn gets the lowest possible one."""
+    """Number units from 0 so that neighbours in `near` get different numbers, as low as possible."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
@@ -136,7 +136,7 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
 
 
 def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
-    """Give units with the same key a slot that fits the largest of them. units: (key, size in bytes) of each unit."""
+    """Give all units with the same key one slot of the largest unit's size. units: (key, size in bytes) of each unit."""
     slot: dict[Hashable, int] = {}
     for key, nbytes in units.values():
         slot[key] = max(slot.get(key, 0), nbytes)
@@ -145,22 +145,22 @@ def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
 
 
 class InFlight(NamedTuple):
-    """Maximum number of buffers in use at the same time. When one more is requested, the oldest has been released."""
+    """Maximum number of buffers in use at the same time. The oldest buffer is released before another buffer is requested."""
 
     in_forward: int
     in_backward: int
 
 
 REDUCE_SCATTER_INPUTS = InFlight(1, 1)
-"""Limit for reduce-scatter inputs: only one is in use, because FSDP2 releases an input before it requests the next one."""
+"""Limit for reduce-scatter inputs: only one input is in use, because FSDP2 releases an input before requesting the next."""
 
 
 def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
     """Return the maximum number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
 
-    In backward, FSDP2 releases an output as soon as it is copied out. In forward, FSDP2 keeps an output until the next output
-    has arrived, so one more output is in use. repeats: whether forward calls some units several times. Such a unit is not
-    prefetched but gathered when it is called, so its output is in use in addition to the prefetched outputs of other units.
+    In backward, FSDP2 releases an output as soon as the output is copied. In forward, FSDP2 keeps an output until the next output
+    has arrived, so one more output is in use. repeats: whether forward calls some units several times. Units that are called
+    several times are not prefetched, so their output is in use in addition to the prefetched outputs of other units.
     """
     ahead, more = prefetch or 1, int(repeats and prefetch > 0)
     return InFlight(ahead + 1 + more, ahead + more)
@@ -169,7 +169,7 @@ def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
 def schedule(
     buckets: Mapping[str, Bucket], passes: Iterable[tuple[bool, Sequence[str]]], in_flight: InFlight
 ) -> Schedule:
-    """Return the schedule of several passes. A pass is a pair: (whether it is backward, its units in the order of requests)."""
+    """Return the schedule of several passes. A pass is a pair: (whether the pass is backward, units in the order of requests)."""
     alive: set[frozenset[str]] = set()
     for in_backward, order in passes:
         alive |= alive_together(order, in_flight.in_backward if in_backward else in_flight.in_forward)

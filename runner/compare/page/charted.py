@@ -21,12 +21,12 @@ from meshrunner.runner.rundir import FITTING, StepRow
 POINTS = 600
 """Maximum number of points in a curve. A run with 1200 steps is drawn at every second step."""
 ALL_POINTS = 80_000
-"""Number of points that are divided among the curves of a chart. Each curve gets at least FEWEST_POINTS, at most POINTS."""
+"""Number of points that are divided among the curves of a chart. Each curve gets at least FEWEST_POINTS and at most POINTS."""
 FEWEST_POINTS = 100
 BINS = 24
 """Number of bins in a histogram. A row with fewer values than bins has no histogram."""
 MAX_RANKS = 64
-"""Maximum number of ranks shown per row. If a row has more, the 32 lowest and the 32 highest values are shown."""
+"""Maximum number of ranks shown per row. If a row has more ranks, the 32 lowest and the 32 highest values are shown."""
 STEP_TIME = "perf/step_time_s"
 
 
@@ -99,8 +99,8 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 
 def _known(row: Row, figure: Figure) -> bool:
-    """Return whether charts show a figure of a row. Figures of crashed runs, and predictions that do not fit, are hidden, because
-    they are not comparable."""
+    """Return whether charts show a figure of a row. Hide figures of crashed runs, and predictions for runs that do not fit,
+    because such figures are not comparable."""
     shown = row.completed or (figure.key.startswith(PREDICTION) and row.counted[0].summary.verdict in FITTING)
     return bool(shown) and figure.values(row.summaries)[0] is not None
 
@@ -127,8 +127,8 @@ def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]
 def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str, Any]:
     """Return the loss curve of a row, its step-time curve, and a histogram of its step times. A curve has about `points` points.
 
-    A point is the median over the completed runs of the row, or over all its runs if none completed. Step times leave out
-    warm-up, compiling and profiled steps. `axes` numbers all distinct lists of steps, and a curve stores the number of its list.
+    A point is the median over the completed runs of the row, or over all its runs if no run completed. Step times exclude warm-up
+    steps, profiled steps and compilation. `axes` numbers all distinct lists of steps; a curve stores the number of its list.
     """
     losses = _medians((run.events for run in row.counted), "train/loss")
     measured = [run.measured for run in row.counted]
@@ -154,7 +154,7 @@ def _medians(runs: Iterable[Iterable[StepRow]], key: str) -> dict[int, float]:
 
 
 def _histogram(values: Sequence[float]) -> list[Any] | None:
-    """Return [lowest value, highest value, fraction of values in each bin]; None if all values are equal or fewer than BINS."""
+    """Return [lowest value, highest value, fraction of values in each bin]; None for equal values or fewer than BINS values."""
     if len(values) < BINS or (low := min(values)) >= (high := max(values)):
         return None
     counts = [0] * BINS

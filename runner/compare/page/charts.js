@@ -2,7 +2,7 @@
 
 const TOP = 20;  // maximum rows of the chart of the best rows
 
-/** Return a value of a row as the table shows it, `6,150`. */
+/** Return a value of a row in the form that the table shows, such as `6,150`. */
 const written = (i, name) =>
   figureOf(name) ? cellOf(i, figureOf(name).column).split(" (")[0] : `${valueOf(i, name) ?? "unknown"}`;
 const told = (i, ...names) => names.filter(Boolean).map((name) => `${titleOf(name)}: ${written(i, name)}`).join("\n");

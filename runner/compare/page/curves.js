@@ -28,7 +28,7 @@ function lines(svg, members, points, x, y) {
   });
 }
 
-/** Return [step, relative difference of a row's loss from the loss of its baseline], for the steps of both curves. */
+/** Return [step, relative difference of a row's loss from the loss of its baseline] for each step that both curves have. */
 function apartFromBaseline(i) {
   const base = rows[rows[i].baseline];
   if (!base?.losses || !base.completed || !rows[i].completed) return [];
@@ -93,7 +93,7 @@ function drawRanks() {
   const options = DATA.by_rank.map((figure) => [figure.key, figure.title]);
   const name = choice("ranks", "Every rank's", options, options[0][0]), figure = DATA.by_rank.find((each) => each.key === name);
   const { members, why } = curved((i) => rows[i].ranks[name]);
-  if (!caption("ranks", `+%: the highest rank against the median${why}`, members.length)) return;
+  if (!caption("ranks", `+%: the highest rank compared with the median rank${why}`, members.length)) return;
   strips("ranks", members, (i) => rows[i].ranks[name].map(([, value]) => value), (svg, i, x, y) => {
     const ranks = rows[i].ranks[name], [last, highest] = ranks.at(-1), [, middle] = ranks[Math.floor((ranks.length - 1) / 2)];
     for (const [rank, value] of ranks) {

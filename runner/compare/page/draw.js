@@ -49,7 +49,7 @@ function titleOf(name) {
 
 // Colours.
 
-/** Return functions of(row), the colour, and shape(row), and their legend, for a key or figure. A key's colours never change. */
+/** Return functions of(row) for the colour and shape(row), and a legend, for a key or figure. A key's colours never change. */
 function coloursBy(name, members) {
   const known = measured(name, members), values = distinct(known.map((i) => valueOf(i, name)));
   if (isLine(name, values, COLOURS.length)) {

@@ -1,4 +1,4 @@
-// The selection: the rows that meet the filter, in the table's order. The table and every chart follow it.
+// The selection: the rows that meet the filter, in the table's order. The table and every chart show the selection.
 
 const DATA = JSON.parse(byId("data").textContent);
 const { rows, keys, figures } = DATA;

@@ -29,8 +29,8 @@ function sortBy(column) {
 }
 
 /**
- * Hide the columns that the reader unchecked. Unless the reader asked for all columns, fold those for which there is no room.
- * Settings and state make room first: the row's name replaces them. Columns of the class `leads` are never folded.
+ * Hide the columns that the reader unchecked. Unless the reader asked for all columns, fold the columns that do not fit.
+ * The row's name first replaces the columns of settings and state. Columns of the class `leads` are never folded.
  */
 function foldColumns() {
   const shown = heads.map((_, column) => column).filter((column) => !hidden.has(column));
@@ -53,7 +53,7 @@ function foldColumns() {
   pinColumns();
 }
 
-/** Keep the name of a row and the columns that lead in view while the table is scrolled. 180 px are left to scroll. */
+/** Keep the name of a row and the leading columns in view while the table is scrolled. 180 px are left to scroll. */
 function pinColumns() {
   const rules = [], pinned = [];
   let left = 0, right = 0;
@@ -103,7 +103,7 @@ function drawTable() {
   const marks = [
     ["\u25b2", "fastest", [best(DATA.speed)]],
     ["\u25bc", "least memory", lean ? [best(lean)] : []],
-    ["\u25c6", "no row is both faster and leaner", lean ? front(lean, DATA.speed) : []],
+    ["\u25c6", "no row is faster with less memory", lean ? front(lean, DATA.speed) : []],
   ];
   lineOf.forEach((line, i) => {
     const cell = line.cells[0], picked = selection.picked.has(i);

@@ -1,4 +1,4 @@
-"""Write the report page: one HTML file that a browser can open offline. A row of its table holds the runs with equal settings.
+"""Write the report page: one HTML file that a browser can open offline. A row of the table holds the runs with equal settings.
 
 The table and the list of runs work without JavaScript. Scripts draw charts of the rows that the reader selects. Scripts
 insert text only as text nodes, because the content security policy of the page forbids scripts to parse strings as markup.
@@ -30,9 +30,9 @@ from meshrunner.runner.rundir.files import CONFIG, SUMMARY, rank_log
 PARTS = Path(__file__).parent
 """Directory of the page's template, style and scripts."""
 SCRIPTS = ("svg", "select", "draw", "table", "charts", "settings", "curves", "main")
-"""Names of the JavaScript files. They are joined in this order into one script."""
+"""Names of the JavaScript files, in the order in which they are joined into one script."""
 VALUES = 12
-"""Maximum number of values that the list above the table shows for a setting."""
+"""Maximum number of values that the section `What varies` of the page lists for a setting."""
 UNFOLDED = 6
 """Maximum number of lines in an unfolded list of runs or reasons. The page shows a longer list only after a click."""
 LOG_LINES = 15
@@ -74,7 +74,7 @@ def _page(comparison: Comparison, folder: Path) -> str:
         findings="".join(f"<p>{escape(line)}</p>" for line in findings(comparison)),
         moment=now.isoformat(timespec="seconds"),
         written=f"{now:%Y-%m-%d %H:%M %Z}",
-        unfinished="; it will be updated until all runs have ended" if {"pending", "running"} & states.keys() else "",
+        unfinished="; the page is updated until all runs have ended" if {"pending", "running"} & states.keys() else "",
         varying=_varying(comparison),
         best=_best(comparison),
         table=_table(comparison),
@@ -92,7 +92,7 @@ def _varying(comparison: Comparison) -> str:
     for key in comparison.keys:
         values = list(dict.fromkeys(text(row.values[key]) for row in comparison.rows if key in row.values))
         named, baseline = comparison.baseline or ("", "")
-        remark = f"; the others are compared with {baseline}" if key == named else ""
+        remark = f"; the other values are compared with {baseline}" if key == named else ""
         found.append(f"<li><b>{escape(key)}</b>: {escape(first_of(values, VALUES) + remark)}</li>")
     return f"<ul>{''.join(found)}</ul>" if found else "<p>Nothing varies between these runs.</p>"
 
@@ -105,7 +105,7 @@ def _reasons(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    """Return the table as HTML. Scripts show a row's name instead of its settings and state if these leave too little room."""
+    """Return the table as HTML. Scripts show a row's name instead of its settings and state on a narrow screen."""
     table = columns(comparison)
     keys = [column.title for column in table[: len(comparison.keys) or 1]] + ["state"]
     kinds = ["key" if column.title in keys else "leads" if column.leads else "" for column in table]
@@ -150,7 +150,7 @@ def _runs(comparison: Comparison, folder: Path) -> str:
 
 
 def _run(run: Run, folder: Path) -> str:
-    """Return a run as HTML. It includes the end of the failed rank's log, or of rank 0's log if no rank failed."""
+    """Return a run as HTML, with the end of the log of the failed rank or, if no rank failed, of rank 0."""
     environment = run.environment
     variables = {**environment.launch_env, **environment.environment}
     facts = {
@@ -179,7 +179,7 @@ def _run(run: Run, folder: Path) -> str:
 
 
 def _links(run: Run, log: Path, folder: Path) -> str:
-    """Return links to a run's files as HTML. They are relative, so that they still work if page and runs are copied together."""
+    """Return links to a run's files as HTML. Relative links still work if the page and the runs are copied together."""
     files = [("directory", run.path), *((file.name, file) for file in (run.path / CONFIG, run.path / SUMMARY, log))]
     return " ".join(
         f'<a href="./{escape(quote(Path(os.path.relpath(file.absolute(), folder)).as_posix()))}">{escape(name)}</a>'

@@ -17,14 +17,14 @@ from meshrunner.runner.config.validation import did_you_mean_key, listed
 from meshrunner.runner.console import printable
 
 NOISE = ("full_key:", "object_type=", "reference_type=", "Set the environment", "See https")
-"""Beginnings of lines that help only programmers. Such lines are removed from messages of Hydra and OmegaConf."""
+"""Prefixes of lines to remove from messages of Hydra and OmegaConf, because these lines help only programmers."""
 MAX_WIDTH = 300
 CLOSE = 0.75
 """Minimum similarity, from 0 to 1, of an unknown key to the key that is suggested instead."""
 
 
 def explain(error: BaseException, overrides: list[str]) -> str:
-    """Return a message for the user about an error of Hydra, OmegaConf or YAML. It names the wrong key or override."""
+    """Return a message that explains an error of Hydra, OmegaConf or YAML to the user and names the wrong key or override."""
     text = printable(str(error)).strip()
     if missing := missing_key(error):
         return _unknown_key(missing, error.__cause__)
@@ -70,7 +70,7 @@ def missing_key(error: BaseException) -> str:
 
 
 def _unreadable(overrides: list[str]) -> str | None:
-    """Return the first override that does not parse, or that sets a group to a number, null, or a list with one of them."""
+    """Return the first override that cannot be parsed or sets a group to a number, to null, or to a list that contains either."""
     parser = OverridesParser.create()
     for override in overrides:
         try:
@@ -105,7 +105,7 @@ def _unknown_key(key: str, cause: Any) -> str:
 
 
 def _nearest(name: str, siblings: list[str], chosen: list[str]) -> str:
-    """Return a hint `Did you mean ...?`: a similar key of `siblings`, else of the `chosen` options, else of all options."""
+    """Return a hint `Did you mean ...?` with a similar key from `siblings`, else from `chosen`, else from all options."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
     if hint := did_you_mean_key(name, [], chosen):

@@ -17,7 +17,7 @@ REFUSED = {
     "hydra.output_subdir": "config.yaml and overrides.yaml are written to the run directory itself",
     "hydra.sweep.subdir": "a sweep names each run after its number and the values that vary",
 }
-"""Keys of Hydra that are refused, with the reason. Hydra uses them only to call a task function, and meshrunner has none."""
+"""Refused keys of Hydra, which would only affect Hydra's task function, each mapped to the reason that users see."""
 SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
 LOGS = "the output of a run is in its directory `logs`"
@@ -54,14 +54,14 @@ def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
         if _changed(given, "hydra.run.dir"):
             found.append("hydra.run.dir has no effect on a sweep; use hydra.sweep.dir")
         if given[SWEEPER] == "tune":
-            idle, why = [*SET_BY_TUNE], "tune repeats runs as it needs"
+            idle, why = [*SET_BY_TUNE], "tune itself decides which runs to repeat"
         else:
             idle = [key for key in given if key.startswith("tune.")]
             why = "use `meshrunner tune` to search for the fastest"
         found += [f"{key} has no effect: {why}" for key in idle if _changed(given, key)]
         if _changed(given, "objective") and given[SWEEPER] == "basic":
             found.append(
-                "objective has no effect: the sweep tries every combination; use another hydra/sweeper to optimise for it"
+                "objective has no effect: the sweep tries every combination; use another hydra/sweeper to optimise the objective"
             )
         return found
     idle = [key for key in _changed(given, "") if affected_by(key, given) == Affects.SWEEP]
@@ -83,7 +83,7 @@ def _typed(given: dict[str, Any], key: str) -> str:
 
 
 def _changed(given: dict[str, Any], key: str) -> list[str]:
-    """Return the keys, among `key` and the keys below it, whose values differ from their defaults. null and [] count as equal."""
+    """Return the keys at or below `key` whose values differ from their defaults. The values null and [] count as equal."""
     if SILENT.get(key) == LOGS and _typed(given, key):
         return [key]
     if key == "hydra.sweeper" and given[SWEEPER] != "basic":

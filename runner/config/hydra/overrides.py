@@ -20,14 +20,14 @@ from meshrunner.runner.console import printable
 QUOTED_KEYS = re.compile(r"(?P<key>\+{0,2}sweep\.(?P<name>exclude|baseline))=(?P<value>.*)", re.DOTALL)
 WITHOUT_SECTION = re.compile(r"\+{0,2}(?P<rule>(exclude|baseline)=.*=.*)", re.DOTALL)
 SEVERAL = re.compile(r"tracker=\[\s*([A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)+)\s*\]", re.ASCII)
-"""Pattern of an override such as `tracker=[wandb,tensorboard]`. Hydra itself would merge the two options into one tracker."""
+"""Pattern of an override such as `tracker=[wandb,tensorboard]`, which Hydra itself would merge into a single tracker."""
 MEMBER = re.compile(r"\+tracker@tracker\.of\.(\w+)=\1", re.ASCII)
 MAX_RUNS = 100_000
 RULE_BEGINS = re.compile(r"\s*([\w./@-]+=|['\"])")
 
 
 def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
-    """Parse the overrides and Hydra flags that the user typed after `verb`. Raise ConfigError if one is malformed."""
+    """Parse the overrides and Hydra flags typed after `verb`. Raise ConfigError if an override or flag is malformed."""
 
     def refuse(message: str) -> NoReturn:
         hint = suggestion(COMMANDS[verb], message)
@@ -78,7 +78,7 @@ def prepared(overrides: Iterable[str]) -> list[str]:
 
 
 def as_typed(overrides: Sequence[str]) -> list[str]:
-    """Return prepared overrides with the user's `tracker=[a,b]` restored. `prepared` splits this override into several."""
+    """Return overrides as the user typed them: rejoin the overrides into which `prepared` splits `tracker=[a,b]`."""
     members = {override: found[1] for override in overrides if (found := MEMBER.fullmatch(override))}
     if "tracker=several" not in overrides or not members:
         return list(overrides)
@@ -87,7 +87,7 @@ def as_typed(overrides: Sequence[str]) -> list[str]:
 
 
 def _quoted(override: str) -> str:
-    """Quote the conditions in an override of `sweep.exclude` or `sweep.baseline`: Hydra allows `=` in a value only in quotes."""
+    """Quote the conditions in an override of `sweep.exclude` or `sweep.baseline`, because Hydra requires quotes around `=`."""
     if bare := WITHOUT_SECTION.fullmatch(override):
         meant = shlex.quote(f"sweep.{bare['rule']}")
         raise ConfigError(f"{bare['rule'].partition('=')[0]}: unknown key. Did you mean {meant}?")
@@ -128,7 +128,7 @@ def split_outside(text: str, separators: str) -> list[str]:
 
 
 def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
-    """Rewrite `GROUP.key=1` as a one-value sweep if GROUP varies. Otherwise Hydra would set the key in the default option too."""
+    """Rewrite `GROUP.key=1` as a one-value sweep if GROUP varies, because the default option of GROUP may lack the key."""
     parser = OverridesParser.create()
     sweeps = {override: parser.parse_override(override).is_sweep_override() for override in overrides}
     if not any(sweeps[override] and override.startswith(f"{group}=") for override in overrides):
@@ -142,7 +142,7 @@ def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
 
 
 def check_number(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if a sweep has more than MAX_RUNS combinations. Hydra itself can only count them by listing them all."""
+    """Raise ConfigError if a sweep has more than MAX_RUNS combinations. Hydra can count combinations only by listing them."""
     counts = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         count, value = 1, override.value()

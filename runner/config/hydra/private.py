@@ -33,13 +33,13 @@ __all__ = [
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 TUNE_SWEEPER = "hydra_plugins.meshrunner.TuneSweeper"
 GRID_SWEEPERS = (BASIC_SWEEPER, TUNE_SWEEPER)
-"""Sweepers whose combinations are all known before the first run. TUNE_SWEEPER predicts them all, but runs only a few."""
+"""Sweepers whose combinations are all known before the first run. TUNE_SWEEPER predicts all combinations but runs only a few."""
 IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
-"""Source files of Hydra that import plugins. `set_up_hydra` skips them when it looks for the faulty plugin in a traceback."""
+"""Source files of Hydra that import plugins, which `set_up_hydra` skips to find the faulty plugin in a traceback."""
 
 
 def set_up_hydra() -> None:
-    """Select Hydra's current behaviour and import all plugins. Raise a ConfigError that names the plugin if its import fails."""
+    """Disable Hydra's emulation of version 1.1 and import all plugins. Raise a ConfigError that names a faulty plugin."""
     # Hydra 1.3 imitates version 1.1 by default. Hydra 1.4 deprecates this call.
     if hydra.__version__.startswith("1.3."):
         version.setbase("1.3")
@@ -55,7 +55,7 @@ def set_up_hydra() -> None:
 
 
 def register_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:
-    """Register an interpolation resolver. OmegaConf 2.3 calls this `register_new_resolver`, and 2.4 `register_resolver`."""
+    """Register an interpolation resolver with `register_new_resolver` (OmegaConf 2.3) or `register_resolver` (OmegaConf 2.4)."""
     name_of_function = "register_new_resolver" if omegaconf.__version__.startswith("2.3.") else "register_resolver"
     register: Callable[..., None] = getattr(OmegaConf, name_of_function)
     register(name, resolver, use_cache=use_cache, replace=True)

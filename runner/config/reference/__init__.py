@@ -1,1 +1,1 @@
-"""Reference of all configuration keys (meaning, accepted values, default), and JSON schemas of configurations."""
+"""Reference of all configuration keys with meanings, accepted values and defaults, and JSON schemas of configurations."""

@@ -1,7 +1,7 @@
 """The catalogue of all keys that a configuration can hold, with their documentation, accepted values and defaults.
 
-A group (`optimizer`) is a part of the configuration for which the user chooses an option (`optimizer=adamw`). An option's key
-`kind` names a class, and the fields of this class are the keys of the option. A section is any class whose fields are keys.
+A group such as `optimizer` is a part of the configuration for which the user chooses an option, such as `optimizer=adamw`. An
+option's key `kind` names a class, and the fields of this class are the option's keys. A section is a class with keys as fields.
 """
 
 import json
@@ -24,19 +24,19 @@ TYPES = {"null": "null", "string": "text", "integer": "whole number", "number": 
 PLAIN = re.compile(r"[\w$(/.\\<~][^#]*(?<![:\s])")
 """Pattern of text that needs no quotes in YAML."""
 HUGE = 2**62
-"""Limits of this value or more are not shown, because they only say that a number must fit into 64 bits."""
+"""Limits of 2**62 or more are not shown to users, because they only mean that a number must fit into 64 bits."""
 LONG = 12
-"""Maximum number of accepted names to list. A longer list is shown as its length: `one of 20 names`."""
+"""Maximum number of accepted names to list. Only the length of a longer list is shown: `one of 20 names`."""
 
 
 class Key(NamedTuple):
     """A key that a configuration can hold."""
 
     name: str
-    """Name on the command line. `[]` means every entry of a list: `wrap.rules[].match` is a key of each entry of wrap.rules."""
+    """Name of the key on the command line. `[]` means every entry of a list: `wrap.rules[].match` is a key of each rule."""
     field: str
     owners: Mapping[str, type[Section]]
-    """The class that defines the key, for each kind of option. A key in no group has one class, under the kind ""."""
+    """Mapping from each kind of option to the class that defines the key. A key outside of groups has the single kind ""."""
 
     @property
     def group(self) -> str:
@@ -49,14 +49,14 @@ class Key(NamedTuple):
         return self.name.rpartition(".")[2]
 
     def documentation(self) -> dict[str, list[str]]:
-        """Return the key's docstrings, each mapped to the kinds that have it. Kinds of a group may describe a key differently."""
+        """Return the key's docstrings, each mapped to its kinds of options. Each kind may describe a key differently."""
         found: dict[str, list[str]] = {}
         for kind, owner in self.owners.items():
             found.setdefault(documentation(owner).get(self.field, ""), []).append(kind)
         return found
 
     def expected(self, *, whole: bool = False) -> str:
-        """Describe the values that the key accepts. If `whole`, list all accepted names, even if there are more than LONG."""
+        """Describe the values that the key accepts. With `whole`, list all accepted names, even if there are more than LONG."""
         found = []
         for owner in dict.fromkeys(self.owners.values()):
             if self.field == "kind" and issubclass(owner, Option):
@@ -66,7 +66,7 @@ class Key(NamedTuple):
         return "; or ".join(dict.fromkeys(found))
 
     def defaults(self) -> dict[str, Any]:
-        """Return the key's default in each option that has the key. A key in no group has one default, under the option ""."""
+        """Return the key's default in each option that has the key. Use the option name "" for a key outside of groups."""
         if self.group not in shipped.groups():
             found = value_at(shipped.top_level(), self.name)
             return {} if found is ... else {"": found}
@@ -85,7 +85,7 @@ class Key(NamedTuple):
 
 
 def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
-    """Yield all keys. If `config` is given, yield a group's keys only if they belong to the `kind` that `config` chooses."""
+    """Yield all keys. If `config` is given, yield only the keys of the `kind` that `config` chooses in each group."""
     for name, field in Experiment.model_fields.items():
         section = field.annotation
         yield Key(name, name, {"": Experiment})
@@ -101,7 +101,7 @@ def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
 
 
 def lacks(values: Mapping[str, Any], path: str) -> bool:
-    """Return whether nested mappings contain the mapping that encloses a path, but not the path."""
+    """Return whether a key is missing from nested mappings although its parent mapping exists."""
     return value_at(values, path) is ... and isinstance(value_at(values, path.rpartition(".")[0]), dict)
 
 
@@ -121,7 +121,7 @@ def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
 
 
 def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
-    """Return the Section class in a field's annotation (None if it has none), and whether the field is a list of sections."""
+    """Return the Section class in a field's annotation, or None, and whether the field is a list of sections."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, False
     for part in get_args(annotation):
@@ -143,7 +143,7 @@ def plain(name: str) -> str:
 
 
 def in_words(schema: dict[str, Any], definitions: dict[str, Any], *, whole: bool = False) -> str:
-    """Describe the values that a JSON schema accepts: `text or null`. If `whole`, list all names even if there are many."""
+    """Describe the values that a JSON schema accepts: `text or null`. With `whole`, list all names even if there are many."""
     parts = list(dict.fromkeys(_kinds_of_value(schema, definitions, whole)))
     if "text" in parts:  # text includes numbers and names
         parts = [part for part in parts if part in ("text", "null")]

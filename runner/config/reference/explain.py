@@ -10,9 +10,9 @@ from meshrunner.runner.config.reference.catalog import Key, in_yaml, lacks, plai
 from meshrunner.runner.console import in_two_columns, paragraph
 
 MANY = 4
-"""Maximum number of keys to explain in full. If there are more, each key gets one line."""
+"""Maximum number of keys to explain in full. If more keys match, each key gets one line."""
 LONGEST_VALUE, LONGEST_DEFAULT = 60, 160
-"""Maximum characters of a value, and of a default's description, in a list of keys. Longer text is cut."""
+"""Maximum number of characters of a value and of a default's description in a list of keys. Longer text is cut."""
 
 
 def explain_key(key: Key) -> str:
@@ -44,7 +44,7 @@ def explain_keys(keys: list[Key], every: list[Key]) -> str:
 
 
 def default_of(key: Key, chosen: str | None = None) -> str:
-    """Describe a key's default in the option `chosen`, or in every option that has the key if `chosen` lacks it."""
+    """Describe a key's default in the option `chosen`. If `chosen` lacks the key, describe the defaults in all options."""
     alike: dict[str, list[str]] = {}
     defaults = {} if key.field == "kind" else key.defaults()
     for option, value in {chosen: defaults[chosen]}.items() if chosen in defaults else defaults.items():
@@ -78,7 +78,7 @@ def explain_group(group: str, about: str, keys: list[Key]) -> str:
 
 
 def explain_option(group: str, option: str, keys: list[Key]) -> str:
-    """Explain an option and show the values that it sets. If it may set any key, show its YAML file instead."""
+    """Explain an option and show the values that it sets, or its whole YAML file if the option may set any key."""
     parts = [f"{group}={option}", paragraph(shipped.about(group, option))]
     if group in shipped.GLOBAL:
         body = [line for line in shipped.file_text(group, option).splitlines() if not line.startswith("#")]

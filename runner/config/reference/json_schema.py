@@ -40,7 +40,7 @@ def file_schema(section: type[Section], **more: dict[str, Any]) -> dict[str, Any
 
 @cache
 def section_schema(section: type[Section]) -> dict[str, Any]:
-    """Return the JSON schema of one section. A group inside it accepts any mapping, so that no option must be imported."""
+    """Return the JSON schema of one section. Groups in the section accept any mapping, so that no option class is imported."""
     return _Generator(with_options=False).of(section)
 
 
@@ -76,7 +76,7 @@ class _Generator(GenerateJsonSchema):
         return found
 
     def _group(self, base: type[Option]) -> JsonSchemaValue:
-        """Return a group's schema, with `if`/`then` rather than `oneOf` because editors can then report which key is wrong."""
+        """Return a group's schema. Use `if`/`then` instead of `oneOf`, so that editors can report which key is wrong."""
         if not self.with_options:
             return {"type": "object"}
         chosen = []

@@ -9,32 +9,32 @@ from meshrunner.runner.predict.allocator.segments import BlockPool, ExpandableSe
 UNIT = 512
 """Bytes of the smallest block. Every block size is a multiple of UNIT."""
 SMALL = 2**20
-"""Largest small request, in bytes. In a fixed segment, a larger request splits a block only if the rest exceeds SMALL."""
+"""Largest small request, in bytes. In a fixed segment, a request above SMALL splits a block only if the rest exceeds SMALL."""
 
 
 class OutOfMemory(Exception):
-    """Error raised if neither the cache nor the device has room for a request."""
+    """Error raised if neither the cache nor the device has enough memory for a request."""
 
 
 class CachingAllocator:
-    """Allocator that serves a request from the smallest sufficient cached block of its stream, or else from a new segment.
+    """Allocator that serves a request from the smallest cached block that is large enough, or else from a new segment.
 
-    Sizes are in bytes. Some settings are not modelled (see `allocator_settings`). If several free
-    blocks have equal sizes, this model may choose a different one than torch, because its addresses differ from the driver's.
+    Each stream has its own cached blocks. Sizes are in bytes. Some settings are not modelled (see `allocator_settings`). Among
+    free blocks of equal size, this model may choose another block than torch, because the model's addresses are not real.
     """
 
     def __init__(self, capacity: int | None, *, expandable: bool) -> None:
-        """Create an empty allocator. `capacity`: bytes that it can reserve, or None if unlimited."""
+        """Create an empty allocator that can reserve `capacity` bytes, or unlimited memory if `capacity` is None."""
         self.active = 0
-        """Bytes of blocks in use, as torch's `active_bytes`."""
+        """Bytes of blocks in use (`active_bytes` in torch)."""
         self.retries = 0
-        """Number of requests that flushed the cache, as torch's `num_alloc_retries`."""
+        """Number of requests that flushed the cache (`num_alloc_retries` in torch)."""
         self.synchronize: Callable[[], None] = lambda: None
-        """Callback that runs before each cache flush. It waits for the device, then frees blocks that other streams used."""
+        """Callback that runs before each cache flush: it waits for the device, then frees blocks that other streams used."""
         self._expandable = expandable
         self.segments = ExpandableSegments(capacity) if expandable else Segments(capacity)
         self._pools: dict[tuple[int, bool, bool], BlockPool] = {}
-        """Pools by stream, by whether their blocks are small, and by whether they belong to a CUDA graph."""
+        """Pools, keyed by (stream, whether the pool is for small blocks, whether the pool belongs to a CUDA graph)."""
         self._capturing = False
 
     def allocate(self, nbytes: int, stream: int) -> MemoryBlock:
@@ -72,14 +72,14 @@ class CachingAllocator:
         self._capturing = True
 
     def empty_cache(self) -> None:
-        """Return free memory to the device: entirely free fixed segments, and entirely free pages of expandable segments."""
+        """Return to the device all fixed segments, and all pages of expandable segments, that are entirely free."""
         self.synchronize()
         for pool in self._pools.values():
             self.segments.release(pool)
 
 
 def allocator_settings(name: str, conf: str) -> tuple[bool, list[str]]:
-    """Return whether segments are expandable if variable `name` has the value `conf`, and remarks on settings not modelled."""
+    """Parse `conf`, the value of variable `name`. Return whether segments are expandable, and remarks on unmodelled settings."""
     expandable, remarks = False, []
     for item in re.split(r",(?![^\[]*\])", re.sub(r"\s", "", conf)):  # at commas outside of brackets
         key, _, value = item.partition(":")

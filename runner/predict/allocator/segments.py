@@ -8,10 +8,10 @@ from dataclasses import dataclass
 MIB, GIB = 2**20, 2**30
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
 OWN_SEGMENT = 10 * MIB
-"""Smallest request, in bytes, that gets its own fixed segment. The segment's size is a multiple of OWN_SEGMENT_UNIT."""
+"""Smallest request, in bytes, that gets its own fixed segment, sized in multiples of OWN_SEGMENT_UNIT."""
 OWN_SEGMENT_UNIT = 2 * MIB
 ADDRESSES = 2**50
-"""Bytes in the address range of an expandable segment. No device has that much memory, so each pool needs only one segment."""
+"""Bytes in the address range of an expandable segment. Each pool needs only one segment, because no device has 2**50 bytes."""
 
 
 def round_up(nbytes: int, unit: int) -> int:
@@ -27,7 +27,7 @@ class MemoryBlock:
     size: int
     """Rounded size of the request, plus any remainder that was too small to split off."""
     mapped: bool = True
-    """Whether memory is mapped to the block's addresses. False only in expandable segments."""
+    """Whether memory is mapped to the block's addresses. Blocks of fixed segments are always mapped."""
     allocated: bool = False
     before: MemoryBlock | None = None
     after: MemoryBlock | None = None
@@ -69,9 +69,9 @@ class BlockPool:
         del self.free[bisect_left(self.free, (block.size, block.address))]
 
     def best_fit(self, size: int) -> MemoryBlock | None:
-        """Remove and return the smallest free block of at least `size` bytes. Among equal sizes, take the lowest address.
+        """Remove and return the smallest free block of at least `size` bytes, at the lowest address if several have that size.
 
-        Unmapped memory behind a block counts as part of it. A segment's last mapped block thus is the largest and used last.
+        Unmapped memory after a block counts as part of the block. The last mapped block of a segment is therefore used last.
         """
         free = self.free
         i = bisect_left(free, (size,))
@@ -107,14 +107,14 @@ def _size_when_grown(block: MemoryBlock) -> int:
 
 
 class Segments:
-    """Set of fixed segments, which cannot grow or shrink (`cudaMalloc`). A segment can be released only if all of it is free."""
+    """Set of fixed segments (`cudaMalloc`), which cannot grow or shrink. Only an entirely free segment can be released."""
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity = capacity
         self.reserved = 0
-        """Bytes of all segments, as torch's `reserved_bytes`."""
+        """Bytes of all segments (`reserved_bytes` in torch)."""
         self.peak = 0
-        """Most bytes reserved so far. Callers may set it to begin a new measurement."""
+        """Peak of `reserved` so far. Callers may set `peak` to begin a new measurement."""
         self._end = 0
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
@@ -137,7 +137,7 @@ class Segments:
         return True
 
     def _addresses(self, nbytes: int) -> int:
-        """Return the start of a new address range. It is a multiple of LARGE_SEGMENT and lies above all earlier ranges."""
+        """Return the start of a new address range: a multiple of LARGE_SEGMENT above all earlier ranges."""
         begin = self._end
         self._end = round_up(begin + nbytes, LARGE_SEGMENT)
         return begin
@@ -146,8 +146,8 @@ class Segments:
 class ExpandableSegments(Segments):
     """Set of expandable segments, one per pool (`expandable_segments:True`).
 
-    A segment is a huge address range, whose pages are mapped on demand. A page that is entirely free can be unmapped,
-    so that another pool can use its memory.
+    An expandable segment is a huge address range, whose pages are mapped on demand. An entirely free page can be unmapped, so
+    that another pool can use the memory.
     """
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
@@ -173,7 +173,7 @@ class ExpandableSegments(Segments):
                 self._unmap(block, begin, end)
 
     def _lowest_range(self, pool: BlockPool, size: int) -> MemoryBlock:
-        """Find the adjacent free or unmapped blocks at the lowest address that together hold `size` bytes. Return the first."""
+        """Find the lowest address range of `size` bytes in which all blocks are free or unmapped. Return its first block."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
             first = unmapped if before is None or before.allocated else before
@@ -206,7 +206,7 @@ class ExpandableSegments(Segments):
         return True
 
     def _unmap(self, block: MemoryBlock, begin: int, end: int) -> None:
-        """Unmap addresses `begin` to `end` of a free block. The rest of the block stays mapped and free."""
+        """Unmap addresses `begin` to `end` of a free block, and keep the rest of the block mapped and free."""
         pool = block.pool
         if block.address + block.size > end:
             pool.add(block.split(end - block.address))

@@ -1,4 +1,4 @@
-"""Adds autocast to the meta device, where torch has none. A TorchFunctionMode casts arguments like autocast on a GPU or CPU."""
+"""Adds autocast to the meta device. A TorchFunctionMode casts arguments to the dtypes that autocast uses on a GPU or CPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ LOWER = {
     *(F.linear, F.scaled_dot_product_attention, F.conv1d, torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.einsum),
     *(Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, torch.baddbmm),
 }
-"""Functions whose arguments autocast casts to its dtype, such as bf16, on CPU and on CUDA."""
+"""Functions whose arguments are cast to autocast's dtype, such as bf16, on CPU and on CUDA."""
 FP32_ON_CPU: set[Any] = {F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss}
 FP32_ON_CUDA = FP32_ON_CPU | {
     *(F.softplus, F.layer_norm, F.rms_norm, F.softmax, F.log_softmax),
@@ -30,10 +30,10 @@ FP32_ON_CUDA = FP32_ON_CPU | {
 
 
 class _Autocast(TorchFunctionMode):
-    """Autocast context on meta. Like torch.autocast, it casts each parameter once and keeps the result until the context ends."""
+    """Autocast context on meta. Like torch.autocast, an open context casts each parameter only once and keeps the result."""
 
     def __init__(self, dtype: torch.dtype | None, active: "list[_Autocast]", *, on_cuda: bool) -> None:
-        """Create a context that casts to `dtype`, or not at all if it is None. `active`: all open contexts, innermost last."""
+        """Create a context that casts to `dtype`, unless `dtype` is None. `active`: all open contexts, innermost last."""
         super().__init__()
         self.dtype, self.active, self.on_cuda = dtype, active, on_cuda
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
@@ -77,7 +77,7 @@ class _Autocast(TorchFunctionMode):
 
 @contextmanager
 def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]:
-    """Make `torch.autocast("meta", dtype)` cast as autocast on `device_type` does, in forward and in recomputation."""
+    """Make `torch.autocast("meta", dtype)` cast like autocast on `device_type`, in forward and in recomputation."""
     device_autocast = torch.autocast
     active: list[_Autocast] = []
 

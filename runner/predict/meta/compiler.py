@@ -1,7 +1,7 @@
-"""Traces the memory and time of compiled code. A backend of torch.compile runs graphs on meta instead of generating kernels.
+"""Traces the memory and time of compiled code. A torch.compile backend runs graphs on meta instead of generating kernels.
 
-dynamo, AOT autograd, and inductor's decompositions and partitioner run as usual. The resulting graphs then run on meta, operator
-by operator. Only the final result of a fused kernel gets memory, because the kernel never stores its intermediate results.
+dynamo, AOT autograd, and inductor's decompositions and partitioner run as usual. The compiled graphs then run on meta, operator
+by operator. Only the final result of a fused kernel gets memory, because a kernel never stores its intermediate results.
 """
 
 from collections.abc import Callable
@@ -157,7 +157,7 @@ class Interpreter(fx.Interpreter):
         super().__init__(graph)
         self.memory, self.recorder = memory, recorder
         self.in_cache: set[fx.Node] = set()
-        """Tensors that kernels used since the last unfused operator. They count as cached, so reading them is free."""
+        """Tensors that count as cached and are read at no cost, because kernels used them since the last unfused operator."""
         kernels = memory.kernels if memory else {}
         read_until = {node: kernel for kernel, read in kernels.items() for node in filter(_stays, read)}
         # By default, a value is freed after its last user, which may be the first operator of the kernel that reads it.
@@ -167,7 +167,7 @@ class Interpreter(fx.Interpreter):
                 self.user_to_last_uses.setdefault(read_until[node], []).append(node)
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run a node of the graph. What happens inside a fused kernel is skipped: the value of such a node is None."""
+        """Run a node of the graph. Skip nodes inside fused kernels, and give them the value None."""
         if self.memory is None or n.op != "call_function":
             return super().run_node(n)
         if n in self.memory.unfused:
@@ -190,7 +190,7 @@ class Interpreter(fx.Interpreter):
         return result
 
     def _inside(self, n: fx.Node) -> Any:
-        """Return a view of a tensor in memory, one of several results, or None for any other tensor."""
+        """Run a node inside a fused kernel only if it selects a view or element of a value in memory, or computes no tensor."""
         from_memory = selects(n) and self.env[n.all_input_nodes[0]] is not None
         if not from_memory and any(True for _ in tensors_in((n.meta.get("val"),))):
             return None
@@ -199,7 +199,7 @@ class Interpreter(fx.Interpreter):
             return super().run_node(n)
 
     def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a node. If it saves the random state for recomputation, this state takes 16 bytes of host memory, as on a GPU."""
+        """Run a node. A random state that a node saves for recomputation takes 16 bytes of host memory, as on a GPU."""
         if target is torch.ops.higher_order.run_and_save_rng_state:
             operator, *rest = args
             return torch.empty(16, dtype=torch.uint8, device="cpu"), operator(*rest, **kwargs)
@@ -217,7 +217,7 @@ def _like(value: Any) -> Any:
 
 
 def _stays(node: fx.Node) -> bool:
-    """Return whether no kernel may overwrite a tensor: an input of the compiled function, or the gradient of its result."""
+    """Return whether a node is an input of the compiled function or the gradient of a result, which no kernel may overwrite."""
     return node.op == "placeholder" and node.name.startswith(("primals_", "tangents_"))
 
 

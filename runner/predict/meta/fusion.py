@@ -13,19 +13,19 @@ UNFUSED = MATMULS | {
     *("embedding_dense_backward", "index_put", "index_put_", "_foreach_norm", "sort", "topk", "nonzero"),
     *("_local_scalar_dense", "empty", "bincount", "histc"),
 }
-"""aten operators that inductor does not fuse. Inductor calls torch's own kernels for them and for attention."""
+"""aten operators that, like attention, inductor does not fuse but runs in torch's own kernels."""
 REDUCTIONS = {
     *("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var_mean", "prod", "any", "all", "logsumexp"),
     *("cumsum", "cumprod"),
 }
 """Operators that end a fused kernel, because later operators read their result from memory."""
 LOOKUPS = {"index", "embedding", "gather", "index_select"}
-"""Operators that read only the rows they return, not the whole table."""
+"""Operators that read only the rows of a table that they return, not the whole table."""
 VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
 """Operators that return views although their schema does not say so."""
 READS_TO_INLINE = 4
-"""Threshold for results that several operators use. Inductor stores such a result if it is computed from more tensors than this.
-Otherwise, each of these operators computes the result again (`torch._inductor.config.realize_reads_threshold`).
+"""Largest number of tensors read by a result that inductor computes again for each use. If a result reads more tensors and
+has several uses, inductor stores the result in memory (`torch._inductor.config.realize_reads_threshold`).
 """
 
 
@@ -35,7 +35,7 @@ class GraphMemory(NamedTuple):
     unfused: set[Node]
     """Operators that run their own kernels, as they do without the compiler."""
     kernels: dict[Node, dict[Node, int]]
-    """Fused kernels, keyed by the node of their result. Each value maps a tensor to the bytes that the kernel reads from it."""
+    """Fused kernels, keyed by the node of the result. Each value maps a tensor to the bytes that the kernel reads of it."""
 
 
 def memory_of(graph: Graph) -> GraphMemory:
@@ -69,7 +69,7 @@ def mutates(node: Node) -> bool:
 
 
 def selects(node: Node) -> bool:
-    """Return whether a node returns a view of its first argument, or one of several results."""
+    """Return whether a node returns a view of its first argument, or selects one of several results."""
     return node.target is operator.getitem or _is_view(node)
 
 
@@ -79,7 +79,7 @@ def nbytes(node: Node) -> int:
 
 
 def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node]) -> dict[Node, int]:
-    """Return the tensors that a fused kernel must read from memory to compute `node`, each with the number of bytes to read."""
+    """Return the bytes that a fused kernel must read from memory to compute `node`, keyed by the tensor to read."""
     total: dict[Node, int] = {}
     for argument in node.all_input_nodes:
         base = _base(argument)
@@ -94,7 +94,7 @@ def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node])
 
 
 def _base(node: Node) -> Node:
-    """Return the tensor of which `node` is a view, or `node` itself if it is not a view. Follow chains of views."""
+    """Return the tensor that `node` views, directly or through other views, or `node` itself if it is not a view."""
     while _is_view(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node

@@ -1,4 +1,4 @@
-"""Makes attention and RMSNorm on meta keep the tensors for backward that the kernels of a GPU or CPU keep, unlike torch's."""
+"""Makes attention and RMSNorm on meta keep the same tensors for backward as on a GPU or CPU. torch's meta kernels keep others."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -47,7 +47,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Run, on meta, the attention kernel that torch would choose on `device_type`."""
+    """Run the meta version of the attention kernel that torch would choose on `device_type`."""
     grouped, needs_gradient = query.shape[-3] != key.shape[-3], torch.is_grad_enabled()
     qkv, settings, head_dim = (query, key, value), (dropout_p, is_causal), query.shape[-1]
     if device_type == "cpu":
@@ -87,7 +87,7 @@ class _FusedRMSNorm(torch.autograd.Function):
 
 
 def _touch(read: tuple[Tensor | None, ...], written: tuple[Tensor | None, ...]) -> None:
-    """Call an operator that computes nothing, so that the recorder logs the memory traffic of a kernel on these tensors."""
+    """Call an operator that computes nothing, so that the recorder logs the memory traffic of a kernel on the given tensors."""
 
     def local(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
         return [each.to_local() if isinstance(each, DTensor) else each for each in tensors if each is not None]

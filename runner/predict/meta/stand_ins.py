@@ -1,7 +1,7 @@
 """Makes torch's meta device behave like a GPU or CPU while a recipe is traced.
 
-Meta tensors have shapes, dtypes and autograd, but meta has no memory and no streams, and some of its kernels differ. Streams come
-from `recorder.device`, a `TracedDevice`: it imitates `torch.cuda`, and the recorder logs its calls.
+Meta tensors have shapes, dtypes and autograd. The meta device has no memory and no streams, and some meta kernels differ from
+those of other devices. The streams of `recorder.device`, a `TracedDevice`, imitate CUDA streams, and the recorder logs their use.
 """
 
 import importlib
@@ -34,8 +34,8 @@ from meshrunner.runner.predict.record.trace_events import META, TracedDevice, Tr
 def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """Make FSDP2 use the streams of `recorder.device`, so that the trace shows which communication overlaps with compute.
 
-    FSDP2 gets streams from the device's module, such as `torch.cuda`. It calls `torch.accelerator.current_stream` only to free
-    an all-gather whose result was never used. Frozen blocks below the first trained block have such all-gathers.
+    FSDP2 gets streams from the device's module, such as `torch.cuda`. FSDP2 calls `torch.accelerator.current_stream` only to free
+    an all-gather whose result was never used, for example in frozen blocks below the first trained block.
     """
     for user in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
         in_torch.replace(user, "_get_device_handle", lambda _="cuda": recorder.device)
@@ -43,7 +43,7 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make FSDP2 shard parameters on meta. Without this, FSDP2 would use the mesh's device and reject parameters on meta."""
+    """Make FSDP2 shard parameters on meta. Unpatched, FSDP2 would use the mesh's device and reject parameters on meta."""
     # Import by name, because the package exports a function with the same name as this module.
     fully_shard = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
     for user in (_fsdp_init, fully_shard):
@@ -52,15 +52,15 @@ def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def planned_buffers(in_torch: Replacements, recorder: Recorder) -> None:
-    """Log that pools return the buffers of the first step to the device."""
+    """Log that FSDP2's buffer pools return the memory of the first step's buffers to the device."""
     in_torch.replace(buffer_pool, "empty_cache", recorder.device.empty_cache)
 
 
 def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make FSDP1 use the streams of `recorder.device`, and log its calls of `record_stream`.
+    """Make FSDP1 use the streams of `recorder.device`, and log FSDP1's calls of `record_stream`.
 
-    These calls delay the reuse of memory until other streams are done with it. FSDP1 considers a tensor freed if its address is
-    0. On meta, every address is 0, so FSDP1 is made to test the size of the tensor's storage instead.
+    A call of `record_stream` delays the reuse of memory until a stream is done. FSDP1 considers a tensor freed if the tensor's
+    address is 0. Every address on meta is 0, so the patched FSDP1 tests the size of the tensor's storage instead.
     """
     handle = classmethod(lambda cls, device: recorder.device)
     in_torch.replace(_common_utils._FSDPDeviceHandle, "from_device", handle)
@@ -73,7 +73,7 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
     """Make DDP reduce its buckets in a Python hook, because DDP's C++ reducer rejects a fake process group.
 
     After the first step, DDP would rebuild its buckets and broadcast their order, but meta tensors have no values to broadcast.
-    In a trace, the buckets therefore have their final order from the start. DDP's step timer is off: it does not support meta.
+    In a trace, DDP's buckets have their final order from the start. DDP's step timer is off, because it does not support meta.
     """
     init, init_helper = DistributedDataParallel.__init__, DistributedDataParallel._ddp_init_helper
 
@@ -105,7 +105,7 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def _reduce(device: TracedDevice, stream: TracedStream, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Reduce a bucket as DDP does: divide, then sum on NCCL's stream. After the last bucket, compute waits for that stream."""
+    """Divide a bucket, then sum it on NCCL's stream, as DDP does. After the last bucket, compute waits for NCCL's stream."""
     buffer, computing = bucket.buffer(), device.current_stream()
     buffer.div_(group.size())
     stream.wait_stream(computing)
@@ -129,7 +129,7 @@ class _Overridden:
 
 
 def optimizer_devices(in_torch: Replacements, recorder: Recorder) -> None:
-    """Allow fused and foreach optimizers on meta. They work on meta, although torch does not list it as a supported device."""
+    """Allow fused and foreach optimizers on meta, where they work although torch does not list meta as a supported device."""
     for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
         in_torch.replace(torch_optimizer, name, lambda: ["meta", "cpu", "cuda"])
 
@@ -142,13 +142,13 @@ def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make fp32 grouped-query attention repeat keys and values if a GPU is predicted. torch has no such kernel for GPUs."""
+    """Repeat keys and values in fp32 grouped-query attention if a GPU is predicted: torch has no grouped fp32 kernel for GPUs."""
     if not recorder.on_host:
         in_torch.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
 
 
 def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:
-    """Replace torchao's test whether a float8 weight has a scale. The test reads the scale's value, but meta has no values."""
+    """Replace torchao's test whether a float8 weight has a scale, because the test reads a value and meta tensors have none."""
     convert = Float8.convert
 
     def traced_convert(self: Float8, network: Network) -> None:

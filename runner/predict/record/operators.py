@@ -19,7 +19,7 @@ MATMULS = {
 }
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Names of collectives. torch's operator names begin with one of them if underscores are ignored, such as `_allgather_base_`."""
+"""Names of collectives. Apart from underscores, a torch operator such as `_allgather_base_` begins with its collective's name."""
 
 
 class Traits(NamedTuple):
@@ -27,7 +27,7 @@ class Traits(NamedTuple):
 
     name: str
     kind: str | None
-    """A value of `Operator.kind`, or `collective`, or None if the operator costs nothing."""
+    """Kind of the operator: a value of `Operator.kind`, `collective`, or None if the operator costs nothing."""
     written: tuple[int, ...]
     """Positions of the arguments that the operator writes."""
     flops: Any
@@ -70,7 +70,7 @@ def collective(operator: str) -> str | None:
 def cost(
     operator: Traits, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any
 ) -> tuple[int, str, int]:
-    """Return the `flops`, `dtype` and `nbytes` of a call, as in `Operator`. `inputs` are the tensors among the arguments."""
+    """Return the `flops`, `dtype` and `nbytes` of a call (see `Operator`). `inputs` are the tensors among the arguments."""
     results = list(tensors_in((result,)))
     short = operator.name.partition("::")[2]
     if short in ("embedding", "index_select", "gather"):

@@ -29,7 +29,7 @@ from meshrunner.runner.predict.record.trace_events import (
 RETURN_THEIR_ARGUMENT = {"_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor"}
 """Operators that return their argument on a real device, but a new tensor on meta."""
 CUBLAS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_scaled_mm"}
-"""Operators that use a workspace of cuBLAS."""
+"""Operators that use a cuBLAS workspace."""
 
 
 class Fusion(Enum):
@@ -44,19 +44,19 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     """Memory ledger that counts meta tensors as device memory and logs the events of a trace."""
 
     def __init__(self, device: TracedDevice, phases: Phases, *, on_host: bool, rounding: int) -> None:
-        """Record the events of `device`. `on_host`: whether it is a CPU, where the optimizer's step counts take memory too."""
+        """Record the events of `device`. `on_host`: whether the device is a CPU, which also holds the optimizer's step counts."""
         super().__init__(phases)
         self.device, self.on_host, self.rounding = device, on_host, rounding
         """Each allocation is rounded up to a multiple of `rounding` bytes."""
         self.workspaces: dict[bool, int] = {}
-        """Bytes of cuBLAS workspaces to allocate on first use, keyed by whether the thread that runs backward uses them."""
+        """Bytes of a thread's cuBLAS workspace to allocate on first use, keyed by whether the thread runs backward."""
         self.events: EventLog = []
         self.paused = 0
-        """Number of active pauses. Nothing is recorded while this number is above 0."""
+        """Number of active pauses. Nothing is recorded during a pause."""
         self.fusion = Fusion.NONE
         """Role of the operator that is running."""
         self.saving = False
-        """Whether the forward of compiled code is running. Tensors that it creates count as kept for backward."""
+        """Whether the forward of compiled code runs. Tensors created in compiled forward code count as kept for backward."""
         device.write, phases.block_ended = self._write, self._block_ended
 
     @classmethod

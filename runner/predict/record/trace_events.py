@@ -1,4 +1,4 @@
-"""Defines the events of a trace, logged in the order in which the host issues them, and classes that imitate `torch.cuda`."""
+"""Defines the events of a trace, which are logged in the order of issue, and classes that imitate `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Allocated(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """The host frees memory. Other streams may still use this memory (see `UsedByStream`)."""
+    """The host frees memory, which other streams may still use (see `UsedByStream`)."""
 
     allocation: Allocation
 
 
 class UsedByStream(NamedTuple):
-    """`stream` uses memory of another stream (`record_stream`). If freed, the memory is not reused until `stream` is done."""
+    """`stream` uses memory of another stream, which delays the reuse of the memory until `stream` is done (`record_stream`)."""
 
     allocation: Allocation
     stream: int
@@ -42,7 +42,7 @@ class Operator(NamedTuple):
     name: str
     """Schema name, such as `aten::mm`."""
     kind: str
-    """`matmul`, `attention`, `attention_backward` or `memory`."""
+    """Kind of work: `matmul`, `attention`, `attention_backward` or `memory`."""
     stream: int
     phase: Phase
     flops: int
@@ -56,7 +56,7 @@ class Collective(NamedTuple):
     """The host issues a collective to a stream."""
 
     name: str
-    """all_gather, reduce_scatter, all_reduce, all_to_all or broadcast."""
+    """Kind of collective: all_gather, reduce_scatter, all_reduce, all_to_all or broadcast."""
     stream: int
     phase: Phase
     ranks: tuple[int, ...]
@@ -90,7 +90,7 @@ class CacheEmptied(NamedTuple):
 
 
 class CaptureBegan(NamedTuple):
-    """A CUDA graph is captured from here on. Its memory comes from a pool of its own, after the allocator's cache is emptied."""
+    """The capture of a CUDA graph begins: the allocator empties its cache, then serves requests from the graph's own pools."""
 
 
 MemoryEvent = Allocated | Freed | UsedByStream | CacheEmptied | CaptureBegan
@@ -143,7 +143,7 @@ class TracedEvent:
 
 
 class TracedDevice:
-    """Stand-in for the module `torch.cuda` with the functions that FSDP calls. They write events instead of using a GPU."""
+    """Stand-in for the module `torch.cuda`. The functions that FSDP calls write events instead of using a GPU."""
 
     def __init__(self) -> None:
         self.write: Callable[[TraceEvent], None] = lambda event: None

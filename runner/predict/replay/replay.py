@@ -1,4 +1,4 @@
-"""Replays a trace: a model of the caching allocator gets the events about memory, a clock gets all others."""
+"""Replays a trace: events about memory go to a model of the caching allocator, and all other events go to a clock."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -23,7 +23,7 @@ from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 
 
 class InstantClock:
-    """Clock for a device of unknown speed: all work finishes at once. `SimulatedClock` has the same methods."""
+    """Substitute for `SimulatedClock` if the speed of the device is unknown: all work finishes at once."""
 
     host = 0.0
 
@@ -38,27 +38,27 @@ class InstantClock:
 class Replayed:
     """Memory of a replayed trace, in bytes. Peaks are those of the last step, or of the start-up if the trace has no step.
 
-    Cached memory that earlier steps left is still reserved in the last step, so `peak_reserved` includes it.
+    `peak_reserved` includes cached memory that earlier steps left, because the allocator still reserves it.
     """
 
     startup_active: int
     """Peak bytes of blocks in use before the first step."""
     peak: PeakMemory
-    """Peak bytes of blocks in use, as torch's `active_bytes`. A freed block counts until all streams that use it are done."""
+    """Peak bytes of blocks in use (`active_bytes` in torch). A freed block counts until all streams that use it are done."""
     peak_reserved: int
-    """Peak bytes of all segments, including cached blocks, as torch's `reserved_bytes`."""
+    """Peak bytes of all segments, including cached blocks (`reserved_bytes` in torch)."""
     retries: int
     """Number of requests for which the allocator flushed its cache."""
     completed: bool
-    """Whether memory sufficed. If it did not, the peaks cover only the events before memory ran out."""
+    """Whether there was enough memory. If memory ran out, the peaks cover only the earlier events."""
     points: list[Point]
-    """Memory over the last step. Empty unless `record_points` is true."""
+    """Memory over the last step; empty unless `record_points` is true."""
 
 
 def replay(
     events: EventLog, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, *, record_points: bool = False
 ) -> Replayed:
-    """Replay the events of a trace. `clock` and `allocator` must be new."""
+    """Replay the events of a trace. `clock` and `allocator` must not have been used before."""
     memory = _Replay(clock, allocator, record_points)
     for event in events:
         if isinstance(event, Allocated):
@@ -93,7 +93,7 @@ class _Replay:
         self._blocks: dict[Allocation, MemoryBlock] = {}
         self._users: dict[Allocation, set[int]] = {}
         self._in_use: list[tuple[float, int, Allocation, MemoryBlock]] = []
-        """Heap of freed allocations that streams still use: (time at which they are done, `allocated_at`, allocation, block)."""
+        """Heap of freed allocations that streams still use: (time at which all use ends, `allocated_at`, allocation, block)."""
         self._phase = Phase(-1, START)
         self._by_category = dict.fromkeys(CATEGORIES, 0)
         self._startup_active = 0

@@ -21,7 +21,7 @@ class Point(NamedTuple):
     by_category: tuple[int, ...]
     """Bytes of each category, in the order of CATEGORIES."""
     reserved: int | None
-    """Bytes that the allocator reserves. None if no allocator is modelled."""
+    """Bytes that the allocator reserves; None if no allocator is modelled."""
 
     @property
     def total(self) -> int:
@@ -43,16 +43,16 @@ class Timeline(NamedTuple):
     """Memory over one step."""
 
     points: list[Point]
-    """Points in the order of time. Empty if nothing was allocated."""
+    """Points in the order of time; empty if nothing was allocated."""
     parts: list[Part]
     capacity: int
-    """Bytes of the device's memory that torch can allocate. The CUDA context and NCCL's buffers take the rest."""
+    """Bytes of the device's memory that torch can allocate. The CUDA context and NCCL's buffers take the rest of the memory."""
     memory: int
     """Bytes of the device's memory."""
 
 
 def timeline(points: list[Point], capacity: int, memory: int, most: int = POINTS) -> Timeline:
-    """Return the timeline of one step, with about `most` of its `points`."""
+    """Return the timeline of one step, thinned to about `most` of the step's `points`."""
     return Timeline(_thinned(points, most), list(_parts(points)), capacity, memory)
 
 
@@ -85,7 +85,7 @@ def _parts(points: Sequence[Point]) -> Iterator[Part]:
 
 
 def _thinned(points: list[Point], most: int) -> list[Point]:
-    """Return about `most` of the points: the highest of each phase, and the highest and lowest of each of many intervals."""
+    """Return about `most` of the points: the highest point of each phase, and the highest and lowest points of many intervals."""
     if len(points) <= most:
         return points
     total, phases = attrgetter("total"), dict[Phase, list[Point]]()

@@ -1,15 +1,15 @@
-"""Computes the speed of operators and the duration of collectives on the device that `hardware` (a GPU or CPU) describes.
+"""Computes the speed of operators and the duration of collectives on the GPU or CPU that `hardware` describes.
 
 The constants of GPU collectives describe nodes of 8 H100s, with NVSwitch inside the node and one 400 Gbit/s network adapter
-per device between nodes. They come from nccl-tests results and NCCL's tuning tables, as fitted in meta-pytorch/autoparallel
-(`cost_models/nccl_cost_model.py`). The following is assumed, not measured:
+per device between nodes. The constants come from meta-pytorch/autoparallel (`cost_models/nccl_cost_model.py`), where they
+are fitted to nccl-tests results and NCCL's tuning tables.
 
-- Other hardware has the same latencies. Only its bandwidths differ, in proportion to link_bandwidth and network_bandwidth.
-- No other group uses the same links at the same time. A group uses only the network adapters of its own devices. For example,
-  a group with one rank per node uses one adapter per node.
-- A group that is spread unevenly over nodes runs at the speed of its slowest node, the one with the fewest ranks.
-- All collectives are rings, except that an all-reduce is a tree if a tree is faster. Small all-gathers with one device per node
-  are faster in NCCL than in this model. A broadcast takes as long as an all-gather. An all-to-all has an all-gather's latency.
+The following assumptions of the model are not measured. Latencies are the same on all hardware. The bandwidths of a device
+are proportional to link_bandwidth and network_bandwidth. No two groups use the same links at the same time. A group uses only
+the network adapters of its own devices: for example, a group with one rank per node uses one adapter per node. A group that is
+spread unevenly over nodes runs at the speed of the node with the fewest ranks. All collectives are rings, except that an
+all-reduce is a tree if a tree is faster. Small all-gathers with one device per node are faster in NCCL than in this model. A
+broadcast takes as long as an all-gather. An all-to-all has the latency of an all-gather.
 """
 
 import math
@@ -24,15 +24,15 @@ from meshrunner.runner.config.hardware import CPU, GPU
 
 GB, MB = 1e9, 1e6
 LINK_BANDWIDTH = 450.0
-"""`link_bandwidth` of the H100 in GB/s. On another device, NODE_BANDWIDTH is scaled by the ratio of the link bandwidths."""
+"""`link_bandwidth` of the H100 in GB/s. On another device, NODE_BANDWIDTH is scaled by link_bandwidth / LINK_BANDWIDTH."""
 NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
-"""Pairs (ranks of the group, GB/s of an all-gather or reduce-scatter) within a node. GB/s = GB of the whole buffer / s."""
+"""Pairs (number of ranks, GB/s of an all-gather or reduce-scatter) within a node. GB/s: GB of the whole buffer per second."""
 NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
-"""Pairs (ranks of the group, latency in seconds of an all-gather or reduce-scatter) within a node."""
+"""Pairs (number of ranks, latency in seconds of an all-gather or reduce-scatter) within a node."""
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
 """Pairs (bytes per rank, fraction of the network bandwidth that a collective of this size reaches)."""
 STEP_IN_NODE, STEP_ACROSS = 3.4e-6, 14e-6
-"""Seconds per step of a ring, within a node and between nodes. Each node of 8 devices adds 7 x 3.4 + 14 = 38 microseconds."""
+"""Seconds per ring step, within a node and between nodes. A node of 8 devices adds 7 x 3.4 + 14 = 38 microseconds to a ring."""
 TREE = 0.7
 """Bandwidth of a tree all-reduce, relative to that of a ring all-reduce."""
 
@@ -52,7 +52,7 @@ class GPURates:
         self.bytes_per_second = hardware.memory_bandwidth * GB * efficiency.memory
         """Memory bandwidth that elementwise operators reach."""
         self.kernel_s, self.host_s, self.contention = efficiency.kernel_s, efficiency.host_s, efficiency.contention
-        """Overheads of operators and of overlapping communication, see `hardware.Efficiency`."""
+        """Overheads of operators and of overlapped communication (see `hardware.Efficiency`)."""
 
     def flops_per_second(self, kind: str, dtype: str) -> float:
         """Return the FLOP/s that operators of one kind and dtype reach. Raise ConfigError if the rate is unknown."""
@@ -68,9 +68,9 @@ class GPURates:
         return peak * 1e12 * share * reached
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """Return the duration of a collective in seconds, which is 0 for a group of one rank.
+        """Return the duration of a collective in seconds. A group of one rank takes 0 seconds.
 
-        The duration never falls if `nbytes` grows or if the same ranks are spread evenly over more nodes.
+        The duration never decreases if `nbytes` increases or if the same ranks are spread evenly over more nodes.
 
         Args:
             ranks: global ranks of the group, numbered node by node.
@@ -99,7 +99,7 @@ class GPURates:
         return min(2 * (latency + transfer), up_and_down + 2 * transfer / TREE)
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
-        """Return 0. `hardware.efficiency` already includes waits for the slowest rank, as it was fitted to multi-GPU runs."""
+        """Return 0, because `hardware.efficiency` was fitted to multi-GPU runs and thus includes waits for the slowest rank."""
         return 0.0
 
 
@@ -137,8 +137,8 @@ class CPURates:
     def waiting_s(self, ranks: int, work_s: float) -> float:
         """Return the seconds that a collective waits for its slowest rank after `work_s` seconds of work on each rank.
 
-        The wait is the expected maximum of `ranks` normally distributed delays (Blom's formula). Their standard deviation is
-        proportional to the square root of `work_s`, as in a random walk.
+        The wait is the expected maximum of `ranks` normally distributed delays (Blom's formula). The standard deviation of
+        the delays is proportional to the square root of `work_s`, as in a random walk.
         """
         if ranks < 2:
             return 0.0
@@ -162,6 +162,6 @@ def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
 
 
 def _interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
-    """Interpolate linearly between points. Outside the points, return the value of the nearest point."""
+    """Interpolate linearly between points. Outside the range of the points, return the value of the nearest point."""
     xs, ys = zip(*points, strict=True)
     return float(np.interp(x, xs, ys))

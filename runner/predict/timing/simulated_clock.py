@@ -26,15 +26,15 @@ class StepTime(NamedTuple):
     """Time of one step and of the work in that step."""
 
     seconds: float
-    """Seconds from the end of the previous step to the end of this one, plus the time that compute loses to communication."""
+    """Seconds from the previous step's end to this step's end, plus the time that compute loses to overlapped communication."""
     seconds_by_part: dict[str, float]
-    """Seconds that streams spend on each kind of work in PARTS. Streams run at the same time, so the sum can exceed `seconds`."""
+    """Seconds that streams spend on each kind of work in PARTS. Because streams overlap, the total can exceed `seconds`."""
     exposed_communication_s: float
-    """Seconds the compute stream idles while it waits for communication."""
+    """Seconds for which the compute stream idles because it waits for communication."""
 
 
 class SimulatedClock:
-    """Clock of one device and its host. It must receive the events of a trace in order."""
+    """Clock of one device and its host. The clock must receive the events of a trace in order."""
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
@@ -73,13 +73,13 @@ class SimulatedClock:
     def begin_step(self) -> None:
         self._began = self._all_done_at()
         self._work = dict.fromkeys((*PARTS, "computing"), 0.0)
-        """Seconds of each kind of work in PARTS. `computing`: seconds of all operators on the compute stream."""
+        """Seconds of each kind of work in PARTS. The key `computing` is for all operators on the compute stream."""
         self._micro_batches: list[dict[str, float]] = []
         """`_totals()` at the start of each micro batch except the first."""
         self._since_collective = 0.0
 
     def step_time(self, skipped_micro_batches: int = 0) -> StepTime:
-        """Return the time of the step so far. Each micro batch that is not traced adds the time of the second-last traced one."""
+        """Return the time of the step so far. Each untraced micro batch adds the time of the second-last traced micro batch."""
         totals = self._totals()
         if skipped_micro_batches:
             before, after = self._micro_batches[-2:]

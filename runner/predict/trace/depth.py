@@ -1,7 +1,7 @@
-"""Extrapolates the memory peak of a model from traces of two shallow models, which are the same model with fewer blocks.
+"""Extrapolates the memory peak of a model from traces of two shallow models: copies of the model with fewer blocks.
 
-The depth of a model is its number of blocks. If all blocks are alike, the memory peak within block n (counted from the front or
-from the end) is linear in the depth. The model's peak is not linear, because in a deeper model another block may peak highest.
+The depth of a model is its number of blocks. If all blocks are alike, the memory peak within the nth block from the front or
+from the end is linear in the depth. The peak over all blocks is not linear, because a deeper model may peak in another block.
 """
 
 import re
@@ -16,7 +16,7 @@ Value = TypeVar("Value", int, float)
 
 LONGEST_PERIOD = 8
 ANY_DEPTH = ("blocks", "size", "root_only", "rules")
-"""Values of `wrap.kind` that treat all blocks alike. `rules` does so only if none of its patterns matches single blocks."""
+"""Values of `wrap.kind` that treat all blocks alike. `rules` treats blocks alike if no pattern matches single blocks."""
 SINGLE = re.compile(r"[\d?[]")
 """Characters that let a pattern of names match single blocks, such as `layers.1.*`, `layers.?` or `layers.[ab]`."""
 
@@ -28,9 +28,9 @@ class Depths(NamedTuple):
     deeper: int
     full: int
     front: int
-    """Number of blocks at the front. Their peaks are extrapolated from the peaks of the same blocks in both traced models."""
+    """Number of blocks at the front whose peaks are extrapolated from the peaks of the same blocks in both traced models."""
     reach: int
-    """Number of blocks at the end. Their peaks are extrapolated likewise. Blocks between front and end never peak higher."""
+    """Number of blocks at the end whose peaks are extrapolated. The blocks in the middle never have the highest peak."""
 
     def at_full_depth(self, shallow: Value, deeper: Value) -> Value:
         """Extrapolate a value linearly to the full depth, given its values at the depths `shallow` and `deeper`."""
@@ -39,7 +39,7 @@ class Depths(NamedTuple):
 
 
 def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
-    """Return the depths to trace for a model with `blocks` blocks, or None if this model must be traced itself."""
+    """Return the depths to trace for a model with `blocks` blocks, or None if the full model must be traced."""
     model = recipe.model
     layout = recipe.parallelism.kind
     # Memory is not linear in the depth if a graph, a DDP bucket or a padded flat parameter spans several blocks.
@@ -77,7 +77,7 @@ def at_depth(recipe: Recipe, blocks: int) -> Recipe:
 
 
 def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> tuple[int, PeakMemory]:
-    """Return the peak bytes before the first step, and the peak within a step, at full depth. Both are exact to the byte."""
+    """Return the peak bytes before the first step, and the peak within a step, at full depth. The peaks are exact to the byte."""
     in_shallow, in_deeper = _positions(shallow, depths.shallow, depths), _positions(deeper, depths.deeper, depths)
     totals = {
         position: depths.at_full_depth(in_shallow[position][1], total)
@@ -101,12 +101,12 @@ def start_peak(trace: Trace) -> int:
 
 
 def step_peak(trace: Trace) -> PeakMemory:
-    """Return the peak of the last traced step. Later steps have the same peak."""
+    """Return the memory peak of the last traced step, which is also the peak of every later step."""
     return trace.ledger.peak_of(lambda phase: phase.step == trace.last_step)
 
 
 def _positions(trace: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
-    """Return (phase, peak bytes) in the last step, keyed by (part, block). The last blocks get negative numbers (last: -1)."""
+    """Return (phase, peak bytes) in the last step, keyed by (part, block). Blocks at the end have negative numbers."""
     found: dict[tuple[str, int | None], tuple[Phase, int]] = {}
     for phase, total in trace.ledger.peaks().items():
         step, part, block = phase

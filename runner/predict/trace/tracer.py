@@ -36,7 +36,7 @@ STEPS = 2
 """Optimizer steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
 MICRO_BATCHES = 3
 """Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last one reduces them.
-All other micro batches are alike, so each micro batch that is not traced is assumed to take as long as the second.
+All micro batches except the first and last are alike, so an untraced micro batch is assumed to take as long as the second one.
 """
 
 
@@ -51,7 +51,7 @@ class Trace(NamedTuple):
     tokens: int
     """Tokens that one data-parallel rank processes per step."""
     skipped_micro_batches: int
-    """Number of micro batches per step that were not traced. `tokens` and the memory of the batch include these micro batches."""
+    """Number of untraced micro batches per step. `tokens` and the memory of the batch include the untraced micro batches."""
 
 
 def trace_recipe(recipe: Recipe, **setting: Any) -> Trace:
@@ -62,9 +62,9 @@ def trace_recipe(recipe: Recipe, **setting: Any) -> Trace:
 def trace_depths(
     recipes: Sequence[Recipe], *, nodes: int, workers: int, device_type: str, libraries: GPULibraries | None = None
 ) -> tuple[Trace, ...]:
-    """Trace each recipe as `trace_recipe` does. If there are several, they must differ only in the number of blocks.
+    """Trace each recipe as `trace_recipe` does. Several recipes must differ only in the number of blocks.
 
-    Several traces share compiled code. Their first steps have a single micro batch, so they cannot be replayed.
+    Traces of several recipes share compiled code, and cannot be replayed, because their first step has only one micro batch.
     """
     in_first_step = 1 if len(recipes) > 1 else MICRO_BATCHES
     device = nodes, workers, device_type, libraries or GPULibraries()
@@ -116,7 +116,7 @@ def _trace(
 
 @contextmanager
 def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
-    """Call `start` once, just before the model's parameters are allocated. Until then, a real run uses no device memory."""
+    """Call `start` once, just before parameters are allocated, which is the first use of device memory in a real run."""
     once = cache(start)
 
     def starting(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ def write_run(
 ) -> tuple[Experiment, dict[str, Any]]:
     """Check a run and, unless `dry_run`, write its directory. Return the experiment and the content of plan.json.
 
-    `here`: whether the run starts on this machine at once. If not, also predict the run.
+    If the run does not start on this machine at once (`here` is false), also predict the run.
     """
     with naming("checking the configuration"):
         experiment = check(composed.config)

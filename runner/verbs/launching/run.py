@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _collect_again() -> None:
-    """Enable garbage collection again, because the process may live for days. Objects that exist already are never collected."""
+    """Enable garbage collection again, except for existing objects, because the process may run for days."""
     gc.freeze()
     gc.enable()
 

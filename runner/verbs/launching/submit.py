@@ -60,7 +60,7 @@ def submit_one(composed: Composed) -> int:
 
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
-    """Submit a directory's unfinished runs with the settings of its last submission, changed by hydra.launcher.KEY=VALUE."""
+    """Submit the unfinished runs of a directory. Use the settings of the directory's last submission, changed by `overrides`."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     # A run of a sweep has the settings of the sweep, unless it was submitted separately.
@@ -104,7 +104,7 @@ def _settings(folder: Path) -> dict[str, Any]:
         return JsonFile.load(folder / SLURM_SETTINGS).as_json()
     except (OSError, ValueError) as error:
         why = unreadable(SLURM_SETTINGS, error)
-        raise ConfigError(f"damaged: {folder}: {why}; delete this file to use conf/hydra/launcher") from None
+        raise ConfigError(f"damaged: {folder}: {why}; delete {SLURM_SETTINGS} to use the defaults") from None
 
 
 def _wait_for_one(run_dir: Path) -> int:

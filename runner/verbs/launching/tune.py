@@ -1,4 +1,4 @@
-"""`meshrunner tune`: find the fastest combination of settings that fits, by predicting all and running a few."""
+"""`meshrunner tune`: find the fastest combination of settings that fits, by predicting all combinations and running a few."""
 
 from meshrunner.runner.console import naming
 from meshrunner.runner.process.forkserver import warm
@@ -8,7 +8,7 @@ DEFAULT = "space=layouts"
 
 
 def tune(arguments: list[str]) -> int:
-    """Search among the values that vary or, if none does, among those of `space=layouts`. May raise ConfigError."""
+    """Search the combinations of the given values, or of `space=layouts` if no key has several values. May raise ConfigError."""
     warm()  # start early: the forkserver imports torch while Hydra composes here
     hold_stop_requests()
     with naming("composing the configuration"):

@@ -26,7 +26,7 @@ def calibrate(arguments: list[str]) -> int:
     fitted = calibration.fitted
     if not fitted.tells_apart and not given.force:
         raise ConfigError(
-            "calibrate: these runs cannot separate matmul speed from memory bandwidth: after the fit, the ratio of the two keeps "
+            "calibrate: these runs cannot separate matmul speed from memory bandwidth: after the fit, their ratio still has "
             f"{100 * fitted.ratio_unknown:.0f}% of its uncertainty. Add runs that are limited by only one of the two, for "
             "example with another compile option or model.dim. --force writes the file anyway"
         )

@@ -18,7 +18,7 @@ from meshrunner.runner.verbs.reference.queries import answered
 
 @garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
 def plan(arguments: list[str]) -> int:
-    """Predict one run, or rank the runs of a grid. Return 1 if none fits. Raise ConfigError if the configuration is invalid."""
+    """Predict one run, or rank the runs of a grid. Return 1 if no run fits. Raise ConfigError if the configuration is invalid."""
     if {"-m", "--multirun"} & set(arguments):
         warm()  # start early: the forkserver imports torch while Hydra composes here
     options, overrides = split("plan", arguments)
@@ -84,7 +84,7 @@ def _rank(composer: Composer, options: Namespace, overrides: list[str]) -> int:
 
 
 def _execute(jobs: list[Sequence[str]], overrides: list[str], options: Namespace) -> int:
-    """Run combinations that fit, here or on SLURM. Return the exit status of the sweep, or 1 if no combination fits."""
+    """Run the combinations that fit, on this machine or on SLURM. Return the sweep's exit status, or 1 if no combination fits."""
     from meshrunner.runner.sweep.hydra_launchers import run_sweep
 
     if not jobs:

@@ -47,12 +47,13 @@ def show(arguments: list[str]) -> int:
     units = local_parameters(network, plan, degrees.tensor, experiment.parallelism.expert)
     screen = console()
     screen.print(_facts(experiment, network, degrees))
-    screen.print("\na device holds, besides activations and gathered units:")
+    screen.print("\neach device holds, in addition to activations and gathered units:")
     screen.print(_memory(experiment, units, degrees, device))
     screen.print()
     screen.print(_plan(experiment, network, plan, units, degrees))
     if not experiment.parallelism.wraps_units:
-        screen.print(f"parallelism={experiment.parallelism.kind} has no units; FSDP would have these", soft_wrap=False)
+        kind = experiment.parallelism.kind
+        screen.print(f"parallelism={kind} has no units; the table shows FSDP's units instead", soft_wrap=False)
     for line in _buffers(experiment, network, units, degrees):
         screen.print(line, soft_wrap=False)
     for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
@@ -89,13 +90,13 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
 
 
 def _lowered(experiment: Experiment, network: Network) -> str:
-    """Return a note on parameters that the model keeps in fp32 but the parallelism casts to a lower precision, or "" if none."""
+    """Return a note on parameters that the model keeps in fp32 but the layout casts to a lower precision, or "" if none exist."""
     layout = experiment.parallelism
     names = [name for name, _ in network.named_parameters() if network.stays_fp32(name)]
     if experiment.precision.param_dtype is None or not names or layout.mixes_dtypes():
         return ""
     inside = dict.fromkeys(name.rpartition("layers.")[2].partition(".")[2] for name in names)
-    why = "torch 2.15 keeps them in fp32" if layout.kind == "fsdp2" else f"{layout.kind} has one dtype for a unit"
+    why = "torch 2.15 keeps them in fp32" if layout.kind == "fsdp2" else f"{layout.kind} has one dtype per unit"
     return f", also of {', '.join(inside)}: {why}"
 
 
@@ -104,7 +105,7 @@ def _mesh(dims: dict[str, int]) -> str:
 
 
 def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> int:
-    """Return the bytes that a device sends to experts and receives from them in one step, including the device's own experts."""
+    """Return the bytes that a device sends to and receives from experts in one step, including the experts on the device."""
     option, total = experiment.activation_checkpoint, 0
     for block in range(len(network.block_names())):
         passes = 3 if option.recomputes(block) and option.repeats_exchange else 2  # forward, backward, recomputation
@@ -138,7 +139,7 @@ def _memory(experiment: Experiment, units: Units, degrees: Degrees, device: Expe
 
 
 def _plan(experiment: Experiment, network: Network, plan: WrapPlan, units: Units, degrees: Degrees) -> Table:
-    """Return a table of FSDP units. A unit's parameters exclude nested units. Bytes gathered and reduced are per step."""
+    """Return a table of FSDP units. A unit's parameters exclude nested units. Gathered and reduced bytes are per step."""
     from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
     micro_batches = experiment.accumulation(degrees.data)[1]
@@ -166,7 +167,7 @@ def _plan(experiment: Experiment, network: Network, plan: WrapPlan, units: Units
 
 
 def _buffers(experiment: Experiment, network: Network, units: Units, degrees: Degrees) -> Iterator[str]:
-    """Yield a line for all-gather buffers and one for reduction buffers: a device's peak bytes with each allocation method."""
+    """Yield a line for all-gather buffers and a line for reduction buffers: the peak bytes with each method of allocation."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}
@@ -180,7 +181,7 @@ def _buffers(experiment: Experiment, network: Network, units: Units, degrees: De
 
 
 def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network) -> str:
-    """Return a line with the number of recomputed blocks, and the bytes that each keeps for the backward of a micro batch."""
+    """Return a line with the number of recomputed blocks, and the bytes that a recomputed block keeps for backward."""
     option, blocks = experiment.activation_checkpoint, len(network.block_names())
     recomputed = sum(map(option.recomputes, range(blocks)))
     title = f"recompute: {option.kind}, {recomputed} of {blocks} blocks"

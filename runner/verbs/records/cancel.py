@@ -17,7 +17,7 @@ from meshrunner.runner.slurm.client import job_id, jobs, slurm
 
 
 def cancel(arguments: list[str]) -> int:
-    """Stop a run or all runs of a sweep. Return 1 if a run directory is missing or a run or sweep file is damaged, else 0."""
+    """Stop a run or all runs of a sweep. Return 1 if a run directory is missing or any file is damaged, else 0."""
     folder = existing(parse("cancel", arguments).directory)
     if not is_run(folder) and not is_sweep(folder):
         raise ConfigError(f"{folder} is not a run directory: it has no {CONFIG}")
@@ -36,7 +36,7 @@ def cancel(arguments: list[str]) -> int:
 
 
 def _interrupt(run_dir: Path) -> bool:
-    """Interrupt the process that executes a run on this machine outside SLURM. Return whether there was such a process."""
+    """Interrupt the process that executes a run on this machine without SLURM. Return whether such a process was running."""
     status = read_status(run_dir)
     owner = status.owner
     if owner is None or not owner.pid or owner.slurm_job_id or owner.host != socket.gethostname():
@@ -57,5 +57,5 @@ def _stop_jobs(run_dirs: Sequence[Path]) -> int:
     for run_dir, number in active.items():
         (run_dir / SLURM_JOB).unlink(missing_ok=True)
         if known[number].state == "PENDING" and read_status(run_dir).state == "running":
-            update_status(run_dir, state="interrupted", reason="cancelled before SLURM started it again")
+            update_status(run_dir, state="interrupted", reason="cancelled before SLURM restarted the job")
     return len(active)

@@ -1,4 +1,4 @@
-"""Check tested differences against bounds for `compare --fail-if RULE`, so that a pipeline can stop at a regression."""
+"""Implement `compare --fail-if RULE`: compare tested differences with bounds, so that a pipeline can stop at a regression."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from meshrunner.runner.figures import FIGURES, Figure, figure_of
 
 RULE = re.compile(r"\s*(?P<name>[^\s<>]+)\s*(?P<sign><\s*-|>\s*\+)\s*(?P<size>\d+(\.\d+)?)\s*%\s*")
 TESTED = {name: each for each in FIGURES if each.over_repeats for name in (each.key, each.summary_keys[0])}
-"""Figures that a rule may name, by their names in events.jsonl and summary.json."""
+"""Figures that a rule may name, keyed by their names in events.jsonl and in summary.json."""
 SPEED, LOSS = "speed", "loss"
 FAILED, UNDECIDED, PASSED = "failed", "not decided", "passed"
 
@@ -26,9 +26,9 @@ class Rule(NamedTuple):
 
     text: str
     figure: str
-    """SPEED (the figure by which the table compares speeds), LOSS (whether losses agree), or the key of another figure."""
+    """LOSS, SPEED or the key of another figure. SPEED stands for the figure by which the table compares speeds."""
     bound: float = 0.0
-    """Difference from the baseline, in percent. A value violates a negative bound (even -0) from below, a positive from above."""
+    """Allowed difference from the baseline in percent: a lower limit if the number is negative or -0, else an upper limit."""
 
     def outcome(self, row: Row, against: Against | None, comparison: Comparison) -> tuple[str, str]:
         """Return FAILED, UNDECIDED or PASSED for a row, and the difference in words."""
@@ -60,7 +60,7 @@ class Rule(NamedTuple):
 
 
 def parsed(text: str) -> Rule:
-    """Parse a rule; raise ConfigError if `text` is no rule or names an unknown figure."""
+    """Parse a rule; raise ConfigError if `text` is not a rule or names an unknown figure."""
     if text.strip() == LOSS:
         return Rule(text, LOSS)
     found = RULE.fullmatch(text)
@@ -76,12 +76,12 @@ def parsed(text: str) -> Rule:
 
 
 def figures(rules: Iterable[Rule]) -> list[Figure]:
-    """Return the figures that rules name, other than the speed and the loss."""
+    """Return the figures that rules name, except speed and loss."""
     return [figure_of(rule.figure) for rule in rules if rule.figure not in (SPEED, LOSS)]
 
 
 def checked(rules: Sequence[Rule], comparison: Comparison, *, strict: bool) -> tuple[bool, list[str]]:
-    """Return whether a rule fails, and a line for each rule and outcome. `strict`: whether a rule also fails if not decided."""
+    """Return whether a rule fails, and a line for each rule and outcome. If `strict`, an undecided rule fails too."""
     if comparison.baseline is None:
         raise ConfigError(
             "--fail-if: there is no baseline; add --baseline KEY=VALUE, or name the baseline's directory first"
@@ -94,7 +94,7 @@ def checked(rules: Sequence[Rule], comparison: Comparison, *, strict: bool) -> t
                 outcome, words = rule.outcome(row, against, comparison)
                 rows[outcome].append(f"{comparison.name(row)}: {words}")
             elif comparison.baseline[0] == DIRECTORY and row.key not in used:
-                rows[UNDECIDED].append(f"{comparison.name(row)}: no row is compared with it")
+                rows[UNDECIDED].append(f"{comparison.name(row)}: no row is compared with this row")
         if not any(rows.values()):
             rows[UNDECIDED] = ["no row is compared"]
         failed = failed or bool(rows[FAILED] or (strict and rows[UNDECIDED]))

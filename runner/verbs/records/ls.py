@@ -60,7 +60,7 @@ class Entry:
 
     @cached_property
     def settings(self) -> dict[str, list[Any]]:
-        """Values of each key or group: the first run's value, followed by the values in overrides that vary between the runs."""
+        """Values of each key or group: the value in the first run, then the values in overrides that vary between runs."""
         names = run_names(self.path) if is_sweep(self.path) else [""]
         run = read_run(self.path / names[0]) if names else None
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}
@@ -94,12 +94,12 @@ def ls(arguments: list[str]) -> int:
     elif not chosen:
         say(f"none of the {len(entries)} runs and sweeps meets {' and '.join(given.where)}", to_stderr=True)
     elif len(listed) < len(chosen):
-        say(f"{len(listed)} of {len(chosen):,}; --limit 0 lists all", to_stderr=True)
+        say(f"listed {len(listed)} of {len(chosen):,}; --limit 0 lists all", to_stderr=True)
     return 0
 
 
 def _found(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the run and sweep directories at or below a directory, without searching inside them."""
+    """Yield the run and sweep directories at or below a directory. Do not search inside a run or sweep directory."""
     with suppress(OSError):
         if is_sweep(folder) or is_run(folder):
             yield folder

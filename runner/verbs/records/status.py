@@ -1,4 +1,4 @@
-"""`meshrunner status`: show the progress of all runs of a sweep, even while it is running in another shell."""
+"""`meshrunner status`: show the progress of all runs of a sweep, even while another shell executes the sweep."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from meshrunner.runner.rundir import StepRow, last_rows, run_labels
 from meshrunner.runner.slurm.client import job_id, jobs
 
 LISTED = 8
-"""Maximum number of runs to name in a line below the table. Such a line shows the runs with the same reason or SLURM state."""
+"""Maximum number of runs named in one line below the table. A line names the runs that share a reason or a SLURM state."""
 UNREADABLE = ("damaged", "missing")
-"""States of runs whose files cannot be read, so that no figures are known."""
+"""States in which the files of a run cannot be read, so that its figures are unknown."""
 
 
 def status(arguments: list[str]) -> int:
@@ -47,7 +47,7 @@ def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 
 def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
-    """Print a table with a row per run. Below the table, print each reason or SLURM state once, with its runs."""
+    """Print a table with a row per run. Below the table, print each reason or SLURM state once, with the names of its runs."""
     screen, folders = console(), {run.path.parent for run in runs}
     labels = run_labels(runs[0].path.parent) if len(folders) == 1 else {}  # the settings that vary in one sweep
     rows = []
@@ -69,7 +69,7 @@ def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 
 def _progress(run: Run) -> list[str]:
-    """Return a run's steps done, memory and time left. Read the summary if the run has ended, otherwise the event log."""
+    """Return a run's completed steps, memory and remaining time: from the summary of an ended run, else from the event log."""
     if run.state in UNREADABLE:
         return [UNKNOWN] * (len(PROGRESS) - 2)
     done = run.summary.steps

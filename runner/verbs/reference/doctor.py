@@ -32,11 +32,11 @@ def findings() -> Iterator[tuple[str, str, str]]:
     yield "processor", f"{cpu_name()}, {cores()} cores", "" if cores() > 1 else "workers share one core"
     yield from _devices()
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    yield "C++ compiler", compiler or "none", "" if compiler else "torch.compile on a CPU needs one; install g++"
+    yield "C++ compiler", compiler or "none", "" if compiler else "torch.compile on a CPU needs a compiler; install g++"
     sbatch = shutil.which("sbatch")
     yield "SLURM", sbatch or "no sbatch", "" if sbatch else "runs can only start on this machine"
     key = logged_in()
-    why = "" if key else "tracker.mode=online needs one; `meshrunner sync` uploads offline runs later"
+    why = "" if key else "tracker.mode=online needs a login; `meshrunner sync` uploads offline runs later"
     yield "W&B login", "yes" if key else "no", why
     try:
         folder = cache_dir()

@@ -17,37 +17,35 @@ from meshrunner.runner.config.reference.json_schema import documentation
 from meshrunner.runner.console import in_two_columns, paragraph, say
 
 ABOUT = {
-    shipped.EXPERIMENT: "A named sweep or set of keys. Works with -m and with other overrides. --config-dir adds your own.",
-    shipped.SPACE: "Values that a sweep or `meshrunner tune` varies. --config-dir adds your own.",
+    shipped.EXPERIMENT: "A named sweep or set of keys, which -m and other overrides can extend. --config-dir adds your own.",
+    shipped.SPACE: "Values that a sweep or `meshrunner tune` varies. --config-dir adds your own spaces.",
     shipped.LAUNCHER: "Executes the runs; `meshrunner submit` uses slurm by default.",
 }
 """Explanations of the groups `experiment`, `space` and `hydra/launcher`, which are not fields of class Experiment."""
-DEFAULTS = (
-    "Options and files that a YAML file builds on (Hydra's defaults list). _self_ is the place of the file's own keys."
-)
+DEFAULTS = "Options and files that a YAML file includes (Hydra's defaults list). _self_ is the position of the file's own keys."
 HYDRA = {
     "hydra.run.dir": "Directory of a single run, the run directory.",
-    "hydra.sweep.dir": "Directory of a sweep. Its runs are below it.",
+    "hydra.sweep.dir": "Directory of a sweep, which contains the run directories.",
     "hydra.mode": "RUN, or MULTIRUN for a sweep without -m.",
-    "hydra.sweeper.params": "The grid of a sweep: keys or groups and their values, as in {seed: '1,2'}. Overrides replace them.",
+    "hydra.sweeper.params": "The grid of a sweep: keys or groups and their values, as in {seed: '1,2'}. Overrides replace it.",
     "hydra.sweeper.max_batch_size": "Maximum number of jobs that a sweeper passes to the launcher at once; null: all.",
-    "hydra.sweeper": "Chooses the values of a sweep: basic tries all; hydra/sweeper=optuna, a plugin, searches.",
+    "hydra.sweeper": "Chooses the values of a sweep: basic tries all values; hydra/sweeper=optuna, a plugin, searches.",
     "hydra.launcher": "Executes the runs: hydra/launcher=local on this machine, hydra/launcher=slurm as SLURM jobs.",
     "hydra.launcher._target_": "The launcher's class; hydra/launcher=NAME sets it.",
-    "hydra.searchpath": "Directories of options in addition to --config-dir; only in the primary configuration.",
+    "hydra.searchpath": "Directories with options, besides --config-dir. Has an effect only in the primary configuration.",
     "hydra.job.name": "The text that ${hydra.job.name} inserts, for example in hydra.run.dir.",
     "hydra.job.id": "An id of a single run that ${hydra.job.id} inserts.",
     "hydra.job.num": "A number of a single run that ${hydra.job.num} inserts. A sweep numbers its runs.",
-    "hydra.job.config.override_dirname": "Form of ${hydra.job.override_dirname}: kv_sep, item_sep, exclude_keys.",
+    "hydra.job.config.override_dirname": "Format of ${hydra.job.override_dirname}: kv_sep, item_sep, exclude_keys.",
     "hydra.help": "Your own text for --help: app_name, header, footer, template.",
     "hydra.hydra_help": "Your own text for --hydra-help: hydra_help, template.",
-    "hydra": "Hydra's settings that are useful here, and what to set instead of the others.",
+    "hydra": "Hydra's settings that work in meshrunner, and replacements for the settings that do not.",
 }
 """Explanations of the Hydra keys that have an effect in meshrunner. Class Experiment has no fields for these keys."""
 
 
 def help(arguments: list[str]) -> int:
-    """Explain a term. If it is unknown, raise a ConfigError that suggests the nearest known name."""
+    """Explain a term. If the term is unknown, raise a ConfigError that suggests the nearest known name."""
     given = parse("help", arguments)
     with shipped.also_in(given.config_dir):
         say(explanation(given.term))

@@ -190,7 +190,7 @@ def test_calibrated_file_is_used_by_plan(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.slow
 def test_insufficient_or_wrong_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = run_of(tmp_path / "alike", "wide")
-    assert "1 combination with a measured speed, but at least 2 are needed" in calibrated(capsys, wide, code=2)
+    assert "found 1 combination with a measured speed, but at least 2 are needed" in calibrated(capsys, wide, code=2)
     run_of(tmp_path / "alike", "wide, full")
     out = tmp_path / "alike.yaml"
     refused = calibrated(capsys, tmp_path / "alike", "--out", out, code=2)
@@ -229,4 +229,4 @@ def test_a_processor_without_a_rate_is_left_out(
     write(run / "environment.json", {"device_type": "cpu", "workers": 8, "threads": 1})
     write(run / "config.yaml", config("hardware=cpu", *SETUP[1:], *NARROW))
     said = calibrated(capsys, run, code=2)
-    assert "the matmul rate of its processor was not measured" in said and "Traceback" not in said
+    assert "the run did not measure the matmul rate of its CPU" in said and "Traceback" not in said

@@ -76,8 +76,8 @@ def test_what_is_not_tested_is_provisional(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "parallelism=fsdp1", wps=100)
     make_run(tmp_path / "b", "parallelism=fsdp2", wps=200)
     assert found(tmp_path, "parallelism=fsdp1") == [
-        "Fastest so far, one run each: fsdp2 (200 WPS per device), 100.0% ahead of the next row. This is not tested for noise: "
-        "a test takes 3 completed runs of a combination (sweep.repeat=3 or auto)",
+        "Fastest so far, one run each: fsdp2 (200 WPS per device), 100.0% ahead of the next row. The lead is not tested for "
+        "noise: a test needs 3 completed runs of a combination (sweep.repeat=3 or auto)",
         "Losses are identical in 1 pair",
     ]
 
@@ -117,7 +117,7 @@ def test_another_global_batch_is_said(tmp_path: Path) -> None:
     text = markdown(comparison)
     assert "-10.0% (other batch)" in text and re.search(r"\+10\.0% +\|", text)
     assert (
-        "other batch: the global batch is 4, 8 sequences, which affects the speed; global_batch=8 makes it equal"
+        "other batch: the global batch is 4, 8 sequences, which affects the speed; global_batch=8 makes the batch equal"
         in text
     )
     assert "is 4, 8 sequences, which" in markdown(select(comparison, ["parallelism=fsdp1_tp"]))
@@ -125,7 +125,7 @@ def test_another_global_batch_is_said(tmp_path: Path) -> None:
     assert said[1:] == [
         "fsdp1_tp against fsdp1: WPS per device -10.0%; the global batch differs in 1 pair",
         "fsdp2 against fsdp1: WPS per device +10.0%",
-        "Losses are identical in 1 of 2 pairs; 1 pair not comparable: different global batch",
+        "Losses are identical in 1 of 2 pairs; 1 pair cannot be compared: different global batch",
     ]
 
 

@@ -320,7 +320,7 @@ def test_sweeper_that_optimizes_in_the_wrong_direction(
             ["lr_schedule=warmup_cosine", "lr_schedule.warmup_steps=40", "lr_schedule.total_steps=40", "steps=50"],
             "lr_schedule.warmup_steps(40) lasts all of total_steps(40)",
         ),
-        (["parallelism=ddp", "wrap=root_only"], "wrap=root_only has no effect: ddp has no units"),
+        (["parallelism=ddp", "wrap=root_only"], "wrap=root_only has no effect: ddp has no FSDP units"),
         (["parallelism=ddp", "parallelism.reshard_after_forward=never"], "reshard_after_forward has no effect: ddp"),
         (["precision=float8"], "precision=float8 without inductor"),
         (["precision=float8", "compile=per_block", "compile.backend=aot_eager"], "precision=float8 without inductor"),

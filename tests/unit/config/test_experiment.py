@@ -152,7 +152,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism=fsdp1_tp", "global_batch=16", "parallelism.accumulate=hold"],
             4,
-            "FSDP1 cannot hold whole gradients",
+            "FSDP1 cannot hold unsharded gradients",
         ),
         (["compile=per_block", "compile.mode=reduce-overhead"], 2, "use compile.mode=max-autotune-no-cudagraphs, or"),
         (["compile=per_block", "compile.mode=max-autotune", "parallelism=fsdp1"], 2, "replay CUDA graphs"),
@@ -180,16 +180,16 @@ def test_all_problems_are_listed_together() -> None:
             2,
             "use optimizer=adamw optimizer.implementation=fused",
         ),
-        (["compile.cuda_graph=true", "model=moe_tiny", "precision=fp32"], 2, "for experts in fp32, the host reads"),
+        (["compile.cuda_graph=true", "model=moe_tiny", "precision=fp32"], 2, "experts in fp32, the host must read"),
         (
             ["compile.cuda_graph=true", "model=moe_tiny", "parallelism=ep"],
             2,
-            "experts wait for token counts",
+            "it waits for events or token counts (DDP, FSDP1, megatron_fsdp, expert > 1)",
         ),
         (
             ["compile=per_block", "compile.cuda_graph=true", "compile.mode=reduce-overhead"],
             2,
-            "graphs of their own, which a captured step cannot contain",
+            "replay their own CUDA graphs, which a captured step cannot contain",
         ),
         (["parallelism=fsdp1_tp", "model.tie_embeddings=true"], 4, "FSDP1 does not keep parameters tied"),
         (["parallelism=fsdp2_tp", "seq_len=255"], 4, "parallelism.tensor does not divide seq_len"),
@@ -272,7 +272,7 @@ def test_a_run_too_short_to_be_measured_is_remarked_on(steps: int) -> None:
     short = experiment(f"steps={steps}")
     fit(short, 2)
     (remark,) = remarks(short)
-    assert remark.startswith(f"measure_after(3) leaves none of steps({steps}): the speed")
+    assert remark.startswith(f"measure_after(3) excludes all of steps({steps}): the speed")
     assert remarks(experiment("steps=4")) == []
 
 

@@ -181,7 +181,7 @@ def test_a_page_of_the_largest_that_fits(capsys: pytest.CaptureFixture[str], tmp
 def test_page_of_an_unplanned_run_shows_the_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     planned(capsys, "parallelism=megatron_fsdp", "hardware=h100_80gb", *SMALL, "--html", str(file))
-    assert drawn(file) is None and "megatron_fsdp is a package of its own" in file.read_text()
+    assert drawn(file) is None and "megatron_fsdp uses a separate package" in file.read_text()
 
 
 def test_unwritable_page_is_reported_after_the_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_the_best_combinations_of_a_plan_run(
         (["hardware=cpu", "--max", "launch.env.FOO"], "launch.env.FOO is not set; use a key such as micro_batch"),
         (["hardware=cpu", "--max", "mcro_batch"], "Did you mean 'micro_batch'?"),
         (["hardware=cpu", "launch.workers=2", "--max", "micro_batch", "global_batch=3"], "global_batch(3)"),
-        (["-m", "micro_batch=1,2", "--max", "micro_batch"], "leave it out of the command line"),
+        (["-m", "micro_batch=1,2", "--max", "micro_batch"], "remove micro_batch from the command line"),
         (["-m", "micro_batch=1,2", "--top", "0"], "--top: expected a number of at least 1, got 0"),
         (["-m", "micro_batch=1,2", "--run", "--submit"], "not allowed with argument --run"),
         (["--run"], "--run works with several combinations: add -m"),

@@ -85,7 +85,7 @@ NEEDS = {
 }
 """Overrides that an option requires."""
 REFUSED = {
-    "parallelism=megatron_fsdp": "parallelism=megatron_fsdp is a package of its own",
+    "parallelism=megatron_fsdp": "parallelism=megatron_fsdp uses a separate package",
     "parallelism.cpu_offload=true": "parallelism.cpu_offload moves parameters",
     "parallelism.buffers=process_group": "parallelism.buffers=process_group takes memory",
     "parallelism.buffers=symmetric": "parallelism.buffers=symmetric takes memory",

@@ -103,7 +103,7 @@ def test_resumed_run_without_room_for_the_window_warns() -> None:
     chosen = experiment("profiler=trace")
     assert chosen.profiler.remarks(chosen.profiled, "cpu", done=23) == []
     (remark,) = chosen.profiler.remarks(chosen.profiled, "cpu", done=24)
-    assert "24 done before + measure_after(3) + profiler.start(1) + profiler.steps(3) = 31" in remark
+    assert "24 completed steps + measure_after(3) + profiler.start(1) + profiler.steps(3) = 31" in remark
     resumed = RecordingSession(0, done=24)
     assert resumed.calls == [] and not any(resumed.turns_after(step) for step in range(25, 31))
 

@@ -148,8 +148,8 @@ def test_a_run_of_a_sweep_has_the_settings_of_the_sweep(
         (("sweep", "hydra.launcher.nodes=2"), r"differs from launch.nodes\(1\) of the run directory"),
         (("hydra/launcher=local",), "hands runs over to SLURM"),
         (("-m", "seed=1,2", "hydra.launcher.extra=5"), "hydra.launcher.extra"),
-        (("seed=1", r"hydra.launcher.preamble='module load a\nmodule load b'"), "is no line break"),
-        (("-m", "seed=1,2", "sweep.repeat=auto", "hardware=cpu"), "with SLURM, use a number"),
+        (("seed=1", r"hydra.launcher.preamble='module load a\nmodule load b'"), "is not a line break"),
+        (("-m", "seed=1,2", "sweep.repeat=auto", "hardware=cpu"), "with SLURM, set a number"),
     ],
 )
 def test_what_cannot_be_submitted_changes_nothing(

@@ -64,7 +64,7 @@ def test_speeds_closer_than_the_error_are_marked() -> None:
     first = ranked(forecast("fits", None, 1.0))
     assert marks(first, first) == [(None, "")] * 2, "speeds of CPUs are not known"
     (text,) = [line for line in lines([_against(each, fits[0]) for each in fits], 200) if line.startswith("~")]
-    assert text == "~ within error: the speed differs from that of the first row by less than the error"
+    assert text == "~ within error: the speed differs from the speed of the first row by less than the error"
 
 
 def test_unlike_work_is_not_compared() -> None:
@@ -77,7 +77,7 @@ def test_unlike_work_is_not_compared() -> None:
     ]
     assert marks(*rows) == [(None, ""), (None, "other batch"), (None, "other length"), (None, "other model")]
     text = "\n".join(lines([_against(each, rows[0]) for each in rows], 200))
-    assert "is 8, 12 sequences, which affects the speed; global_batch=24 makes it equal in all rows" in text
+    assert "is 8, 12 sequences, which affects the speed; global_batch=24 makes the batch equal in all rows" in text
     assert "other length: speeds of rows that differ in seq_len cannot be compared; give seq_len one value" in text
     assert "other model: " in text and "~" not in text
     assert rows[1].as_json()["global_batch"] == 12

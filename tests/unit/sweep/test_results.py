@@ -98,5 +98,5 @@ def test_sweep_writes_its_page_between_runs(tmp_path: Path, clock: Clock, monkey
         (True, False),
         (False, True),
     ]
-    assert "it will be updated until all runs have ended" in pages[1]
-    assert "will be updated" not in (tmp_path / REPORT).read_text()
+    assert "the page is updated until all runs have ended" in pages[1]
+    assert "page is updated" not in (tmp_path / REPORT).read_text()

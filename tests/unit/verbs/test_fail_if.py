@@ -76,7 +76,7 @@ def test_a_rule_passes_or_fails(
         ((99, 100, 110), 8, 4, "+2.9% (-10.5% to +18.2%), within noise"),
         ((50, 51), 8, 4, "-49.5% (not tested)"),
         ((50, 51, 52), 4, 4, "-49.0% (other batch)"),
-        ((50, 51, 52), 8, 9, "no row is equal in all other varying keys"),
+        ((50, 51, 52), 8, 9, "no baseline row has the same values of all other varying keys"),
     ],
 )
 def test_what_is_not_decided_fails_only_with_strict(
@@ -152,7 +152,7 @@ def test_rows_that_are_missing_or_failed_are_not_decided(tmp_path: Path, capsys:
     assert compare([str(before), str(after), "--fail-if", "speed<-5%"]) == 0
     out = capsys.readouterr().out
     assert f"fsdp2 steps=4 {after}: WPS per device is unknown: the row is oom" in out
-    assert f"fsdp1 steps=9 {before}: no row is compared with it" in out
+    assert f"fsdp1 steps=9 {before}: no row is compared with this row" in out
     assert compare([str(before), str(after), "--fail-if", "speed<-5%", "--strict"]) == 3
 
 

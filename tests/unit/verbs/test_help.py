@@ -235,7 +235,7 @@ def test_help_of_a_verb_lists_every_key_of_the_configuration(verb: str, capsys: 
     for key in (inner | top | {"model.rope_scaling.factor", "hydra.run.dir"}) - {"experiment"}:
         assert re.search(rf"^ *{re.escape(key)} = ", said, re.MULTILINE), key
     assert "optimizer.lr = 0.5" in said and re.search(
-        r"Learning rate before the schedule.s factor. \[number above 0;\s+default 3e-4", said
+        r"Base learning rate, before the schedule.s factor. \[number above 0;\s+default 3e-4", said
     )
     assert ("hydra.launcher.partition = null" in said) == (verb == "submit")
     assert "model=llama3_8b" in said and "llama_tiny" in said
@@ -300,7 +300,7 @@ def test_the_docstrings_of_a_class_and_its_bases() -> None:
 
     found = documentation(Llama)
     assert found["dim"] == "Width of the residual stream."
-    assert found["vocab_size"].startswith("Rows of the embedding table.") and found["kind"]
+    assert found["vocab_size"].startswith("Rows of the embedding table, at least as many as") and found["kind"]
 
 
 def test_values_of_options_that_build_on_others() -> None:

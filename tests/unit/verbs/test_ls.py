@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said(tree: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_limit_says_what_it_hides(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ls(["--limit", "1"]) == 0
     out, err = capsys.readouterr()
-    assert "runs/2026-11-02/b" in out and "sweeps" not in out and err == "1 of 3; --limit 0 lists all\n"
+    assert "runs/2026-11-02/b" in out and "sweeps" not in out and err == "listed 1 of 3; --limit 0 lists all\n"
     assert ls(["--limit", "0"]) == 0
     assert capsys.readouterr().err == ""
 

@@ -1,4 +1,4 @@
-// Draws memory over a step by category, with the device's limits and the values at the pointer's position.
+// Draws memory over a step by category, with the device's limits and the values at the pointer.
 
 const DATA = JSON.parse(byId("data").textContent);  // null if there is nothing to draw
 
@@ -29,8 +29,8 @@ function redraw() {
   if (!caption("memory", "", totals.length)) return;
   const options = [["device", "the device"], ["step", "the step"]];
   const device = choice("memory", "Scale to", options, few ? "step" : "device") === "device";
-  const above = device ? "" : "; the limit lies above";
-  caption("memory", `What tensors hold over a step, in the order of allocations and frees${above}`, true);
+  const above = device ? "" : "; the memory limit is above the chart";
+  caption("memory", `Memory of tensors over a step, in the order of allocations and frees${above}`, true);
 
   const { box, svg, width } = canvas("memory", 440), area = { left: 46, right: width - 6, top: 24, bottom: 390 };
   const x = linear([0, DATA.at.at(-1)], area.left, area.right, { pad: 0 });

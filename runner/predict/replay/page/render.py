@@ -1,7 +1,7 @@
 """Writes the HTML page of a forecast: one file with the verdict, the predicted values and a chart of memory over a step.
 
-The page needs no network. It shares style and drawing code with the report page. Its scripts insert strings as text, never as
-markup.
+The page needs no network. The page shares style and drawing code with the report page. The page's scripts insert strings as
+text, never as markup.
 """
 
 import json

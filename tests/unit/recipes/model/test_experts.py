@@ -337,7 +337,7 @@ def test_frozen_stack_of_experts_takes_fewer_flops() -> None:
 WRONG = {
     "model.experts.per_token=9": "per_token(9) is more than number(8)",
     "model.experts.per_token=1": "normalize(true) divides the only weight by itself",
-    "model.dense_layers=6": "dense_layers(6) leaves none of n_layers(6) for experts",
+    "model.dense_layers=6": "dense_layers(6) leaves no layer of n_layers(6) for experts",
     "model.experts.number=0": "model.experts.number",
     "model.experts.score=relu": "model.experts.score",
     "model.experts.balance_rate=0": "model.experts.balance_rate",
@@ -357,15 +357,15 @@ TOGETHER = {
     "parallelism.expert=2": (3, "expert(2) does not divide shard(3)"),
     "parallelism=fsdp1 parallelism.expert=2": (2, "only FSDP2"),
     "parallelism=ddp parallelism.expert=2": (2, "only FSDP2"),
-    "parallelism=fsdp2_tp parallelism.expert=2": (4, "tokens are sent to the one device that holds an expert"),
-    "parallelism.expert=2 parallelism.reshard_after_forward=2": (4, "one number of devices cannot apply to both"),
+    "parallelism=fsdp2_tp parallelism.expert=2": (4, "tokens are sent to the single device that holds an expert"),
+    "parallelism.expert=2 parallelism.reshard_after_forward=2": (4, "so no single number of devices fits both"),
     "parallelism.expert=2 compile=per_block activation_checkpoint=memory_budget": (
         2,
         "cannot handle the process group",
     ),
     "parallelism.expert=2 compile=per_block activation_checkpoint=selective_op activation_checkpoint.save=[{op:aten.mm}]": (
         2,
-        "torch cannot save the token counts, which repeating the exchange of tokens in a compiled block requires",
+        "repeating the exchange of tokens in a compiled block needs the token counts, which torch cannot save",
     ),
     "model.experts.ffn_dim=250": (2, "model.experts.ffn_dim(250) x 4 bytes = 1000 is not a multiple of 16"),
     "model.experts.ffn_dim=252 precision=bf16": (

@@ -95,7 +95,7 @@ def test_the_pool_waits_for_a_late_release(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_second_buffer_of_a_unit_is_refused_while_the_first_is_in_use() -> None:
     for pool in (BufferPool(PLANS["max_pool"], all_gather_outputs(1)), planned()):
         first = ask(pool, "a")
-        with pytest.raises(ConfigError, match="'a' requests a second buffer while its first is in use"):
+        with pytest.raises(ConfigError, match="'a' requests a second buffer while its first buffer is in use"):
             ask(pool, "a")
         del first
         ask(pool, "a")

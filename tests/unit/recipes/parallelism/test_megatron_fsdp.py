@@ -41,8 +41,8 @@ def test_a_run_on_a_cpu_ends_before_it_starts(
 @pytest.mark.parametrize(
     ("installed", "expected"),
     [
-        (None, "needs megatron-fsdp 0.6.1, it is not installed; pip install 'meshrunner[megatron]'"),
-        ("0.5.9", "needs megatron-fsdp 0.6.1, 0.5.9 is installed; pip install 'meshrunner[megatron]'"),
+        (None, "needs megatron-fsdp 0.6.1, but it is not installed; pip install 'meshrunner[megatron]'"),
+        ("0.5.9", "needs megatron-fsdp 0.6.1, but 0.5.9 is installed; pip install 'meshrunner[megatron]'"),
         ("0.6.1", None),
         ("0.10.0", None),
     ],
@@ -85,7 +85,7 @@ def test_nccl_registration_needs_megatron_core_or_apex(monkeypatch: pytest.Monke
         ("parallelism.reshard_after_forward=always parallelism.zero=2", "parallelism.reshard_after_forward: megatron"),
         (
             "parallelism.accumulate=hold",
-            "parallelism.accumulate: megatron_fsdp shards gradients with zero=2 and 3, and then reduces them in every",
+            "parallelism.accumulate: with zero=2 and 3, megatron_fsdp shards gradients and therefore reduces them in every",
         ),
         (
             "parallelism.zero=1 parallelism.double_buffer=fixed",
@@ -95,15 +95,15 @@ def test_nccl_registration_needs_megatron_core_or_apex(monkeypatch: pytest.Monke
             "parallelism.nccl_registration=true",
             "parallelism.nccl_registration: NCCL can register only permanent memory",
         ),
-        ("checkpoint=dcp", "checkpoint: the shards of megatron_fsdp"),
-        ("checkpoint=dcp_async", "checkpoint: the shards of megatron_fsdp"),
-        ("checkpoint.load=somewhere", "checkpoint: the shards of megatron_fsdp"),
+        ("checkpoint=dcp", "checkpoint: megatron_fsdp shards buckets"),
+        ("checkpoint=dcp_async", "checkpoint: megatron_fsdp shards buckets"),
+        ("checkpoint.load=somewhere", "checkpoint: megatron_fsdp shards buckets"),
         ("compile=per_block compile.mode=reduce-overhead", "compile.mode: reduce-overhead and max-autotune replay"),
         ("parallelism.zero=0 parallelism.shard=2", "parallelism.shard: zero=0 does not shard, but shard is 2"),
         ("wrap=root_only", "megatron_fsdp with zero=3 and double_buffer=none needs a resharded unit besides the root"),
         (
             "wrap=root_only parallelism.zero=2 parallelism.double_buffer=fixed",
-            "megatron_fsdp with zero=2 and double_buffer=fixed needs a unit besides the root, and",
+            "megatron_fsdp with zero=2 and double_buffer=fixed needs a unit besides the root, but",
         ),
     ],
 )
