@@ -45,7 +45,7 @@ _COMMANDS = (
         own_options=(BEST_BY, *HYDRA),
         description="Predict every combination of the given values, run the most promising ones in waves, and correct "
         "the predictions after each wave. If no values are given, space=layouts varies layout, recomputation, "
-        "compilation and micro batch. `resume DIR` continues a search.",
+        "micro batch and, on GPUs, compilation. `resume DIR` continues a search.",
         examples=(
             "tune model=llama_tiny",
             "tune parallelism=fsdp1,fsdp2 micro_batch=1,2,4 global_batch=16 tune.runs=8",

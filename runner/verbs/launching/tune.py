@@ -4,16 +4,15 @@ from meshrunner.runner.console import naming
 from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.signals import hold_stop_requests
 
-DEFAULT = "space=layouts"
-
 
 def tune(arguments: list[str]) -> int:
-    """Search the combinations of the given values, or of `space=layouts` if no key has several values. May raise ConfigError."""
+    """Search the combinations of the given values or, if no key has several values, of a space. May raise ConfigError."""
     warm()  # start early: the forkserver imports torch while Hydra composes here
     hold_stop_requests()
     with naming("composing the configuration"):
         from meshrunner.runner.commands.parser import split
         from meshrunner.runner.config.compose import Composer, grid
+        from meshrunner.runner.config.devices import gpu_count
         from meshrunner.runner.verbs.reference.queries import answered
 
         options, arguments = split("tune", arguments)
@@ -24,7 +23,8 @@ def tune(arguments: list[str]) -> int:
             return 0
         config = composer.compose_sweep()
         if len(grid(composer.hydra.config_loader, config)) == 1:
-            composer = Composer("tune", [*given, DEFAULT])
+            on_cpus = config.hardware.kind == "cpu" or (config.hardware.kind == "auto" and not gpu_count())
+            composer = Composer("tune", [*given, f"space={'cpu' if on_cpus else 'layouts'}"])
             config = composer.compose_sweep()
         from meshrunner.runner.sweep.hydra_launchers import run_sweep
     return run_sweep(composer, config)
