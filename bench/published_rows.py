@@ -32,18 +32,18 @@ SOURCES = {
     "titan 2024-07": "[torchtitan](https://github.com/pytorch/torchtitan), the docs/performance.md of July 2024",
     "titan 2024-12": (
         "[torchtitan](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md), "
-        "December 2024. The runs used H100s with a power limit of 500 W. The launch script set expandable segments. Weights were "
-        "gathered in float8, except in the row with tensor parallelism, which gathered activations in float8"
+        "December 2024. The runs used H100s with a power limit of 500 W. torchtitan's launch script set expandable segments. "
+        "Weights were gathered in float8, except in the row with tensor parallelism, which gathered activations in float8"
     ),
     "Trainy": (
         "[Trainy](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md) with "
-        "torchtitan, June 2025. The runs did not use the launch script, so segments have a fixed size. The loss was compiled"
+        "torchtitan, June 2025. Runs did not use torchtitan's launch script, so segments have a fixed size. The loss was compiled"
     ),
     "AWS": (
         "[AWS](https://aws.amazon.com/blogs/machine-learning/efficient-pre-training-of-llama-3-like-model-architectures-using-torchtitan-"
         "on-amazon-sagemaker/) with torchtitan, October 2024. No batch size was published, so torchtitan's default of 1 is used"
     ),
-    "H200": "[our runs on one H200](gpu.md), November 2026. All used torch 2.11, cuDNN's attention and expandable segments",
+    "H200": "[our runs on one H200](gpu.md), November 2026. All runs used torch 2.11, cuDNN's attention and expandable segments",
     "fms-fsdp": "[fms-fsdp](https://github.com/foundation-model-stack/fms-fsdp). The network had 400 Gbit/s per node",
     "IBM 2024-03": (
         "[IBM](https://pytorch.org/blog/maximizing-training/) with fms-fsdp. The network had 400 Gbit/s per node of A100s "
@@ -55,7 +55,7 @@ SOURCES = {
     ),
     "Kempner": (
         "[KempnerForge](https://github.com/KempnerInstitute/KempnerForge/tree/main/benchmarks/mfu_scaling), April 2026. The "
-        "nodes had four H200s. Runs were compiled, with full recomputation. Published memory is too little for weights in fp32, "
+        "nodes had four H200s. Runs were compiled, with full recomputation. The published memory is too small for fp32 weights, "
         "so weights were in bf16"
     ),
 }

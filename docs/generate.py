@@ -30,7 +30,7 @@ FROM_TOP = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Names of pages on the site, by the name of the file at the top of the repository from which the page is made."""
+"""Name of the page on the site for each file at the top of the repository."""
 GROUP_PAGES, VERB_PAGES = "reference/config", "reference/verbs"
 """Folders of the generated pages."""
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
@@ -44,7 +44,7 @@ def pages() -> dict[str, str]:
 
 
 def group_pages() -> dict[str, str]:
-    """Return a page for every config group, and one for each section of run.yaml."""
+    """Return a page for every config group and for every section of run.yaml."""
     groups = shipped.groups()
     keys: dict[str, list[Key]] = {group: [] for group in groups} | {TOP_LEVEL: []}
     for key in every_key():
@@ -126,7 +126,7 @@ def verb_page(command: Command) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Escape text so that Markdown shows it unchanged, also in a table. Text between backticks stays code."""
+    """Escape text so that Markdown shows it unchanged, even in a table. Text between backticks stays code."""
     parts = text.split("`")
     plain = [re.sub(r"([*_|\[\]])", r"\\\1", html.escape(part, quote=False)) for part in parts]
     return "".join(f"`{part}`" if number % 2 else plain[number] for number, part in enumerate(parts))

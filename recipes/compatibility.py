@@ -272,7 +272,7 @@ TABLE = [
 
 
 def problems(recipe: Recipe, degrees: Degrees) -> list[str]:
-    """Return a sentence for every row of the table that applies."""
+    """Return a sentence for each conflict in TABLE that the recipe contains."""
     return [
         f"{row.where}: {row.reason}; use {row.instead}"
         for row in TABLE
@@ -281,7 +281,7 @@ def problems(recipe: Recipe, degrees: Degrees) -> list[str]:
 
 
 def markdown_table() -> str:
-    """Return docs/compatibility.md, as written by `python -m meshrunner.recipes.compatibility > docs/compatibility.md`."""
+    """Return the page that `python -m meshrunner.recipes.compatibility > docs/compatibility.md` writes."""
     lines = ["# What cannot be combined", "", "| setting | why | what works |", "|---|---|---|"]
     lines += [f"| `{row.where}` | {row.reason} | {row.instead} |" for row in TABLE]
     return "\n".join(lines)

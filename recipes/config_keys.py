@@ -1,4 +1,4 @@
-"""Flatten, search and compare configurations. Look up the effects of changing a key (class Affects), such as slower steps."""
+"""Flatten, search and compare configurations. Look up the effects, such as slower steps, of changing a key (class Affects)."""
 
 import importlib
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
 
 
 def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
-    """Return the settings of a flat configuration for which a change has at least one of `effects`."""
+    """Return the settings of a flat configuration whose change would have at least one of `effects`."""
     return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
 
 
@@ -80,7 +80,7 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare a section's keys. The options of a group are included, beginning with `kind`."""
+    """Yield the classes that may declare a section's keys: the section itself, then a group's options, beginning with `kind`."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

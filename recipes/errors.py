@@ -18,7 +18,7 @@ class AlreadyRunning(Exception):
 
 
 class Moved(Exception):
-    """Exit status 1: a run or sweep directory was moved or removed while it was being executed."""
+    """Exit status 1: the directory of a run or sweep was moved or removed before the run or sweep ended."""
 
 
 class TooLarge(MemoryError):

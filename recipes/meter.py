@@ -42,8 +42,8 @@ class Meter(Protocol):
         """Return a context manager that measures the wait for the next batch."""
 
     def capturing(self) -> AbstractContextManager[None]:
-        """Return a context manager for the capture of a step as a CUDA graph. All later steps replay the graph, so they have the
-        memory peaks that are measured in this context. Every rank enters the context in the same step."""
+        """Return a context manager for the capture of a step as a CUDA graph. It measures the memory peaks, which hold for all
+        later steps because they replay the graph. All ranks capture the same step."""
 
     def saving(self) -> AbstractContextManager[None]:
         """Return a context manager for saving a checkpoint. Entering the context writes pending metrics to events.jsonl."""
@@ -52,8 +52,8 @@ class Meter(Protocol):
         self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int, observed: Mapping[str, Tensor]
     ) -> None:
         """Report that an optimizer step, counted from 1, was launched. On an accelerator, the step may still be running. Some
-        calls read all metrics since the previous read, and raise FloatingPointError if a loss or gradient norm is not finite.
+        calls read the metrics reported since the last read and raise FloatingPointError if a loss or gradient norm is not finite.
 
         All tensors are 0-d and on the device. loss: this rank's mean token loss; grad_norm: global gradient norm before clipping;
-        tokens: tokens of all ranks; observed: further metrics, keyed by name in events.jsonl, with the same keys at every step.
+        tokens: tokens of all ranks; observed: further metrics, keyed by name as in events.jsonl; every step has the same keys.
         """

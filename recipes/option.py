@@ -36,10 +36,10 @@ def shortened(value: Any, length: int = 80) -> str:
 
 
 def own_or_installed(module_name: str) -> ModuleType:
-    """Import a module that the user named, preferably from the current directory.
+    """Import a module that the user named. A module in the current directory takes precedence over an installed one.
 
-    The current directory is last on sys.path so that its files do not shadow libraries. Therefore a library can shadow a
-    user's module. For example, if a library installs a top-level package `recipes`, Python ignores the user's `recipes`.
+    The current directory is last on sys.path so that its files do not shadow libraries. Without this function, a
+    library's top-level package `recipes` would therefore shadow a user's `recipes`.
     """
     top = module_name.partition(".")[0]
     file = Path.cwd().joinpath(*module_name.split("."))
@@ -67,7 +67,7 @@ class Affects(Flag):
     SPEED = auto()
     """Time or memory of a step."""
     RESULT = auto()
-    """The trained weights or the choice of measured steps. A run cannot be resumed after a change with this effect."""
+    """The trained weights, or which steps are measured. A run cannot be resumed after a change with this effect."""
     FIGURES = auto()
     """Results of the whole run, such as the final loss, but not the results of a single step."""
     CHANCE = auto()
@@ -166,7 +166,7 @@ def chosen(base: type[Option]) -> BeforeValidator:
 
 
 def whole(*words: str | None, at_least: int = 1, at_most: int = 2**63 - 1) -> BeforeValidator:
-    """Return a validator that accepts whole numbers in a range and the `words` (None: null). `at_most` rejects probable typos
+    """Return a validator that accepts whole numbers in a range, and the `words` (None is null). `at_most` rejects probable typos
     that would fail late or exhaust memory. Use: `workers: Annotated[int | Auto, whole("auto")]`."""
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])

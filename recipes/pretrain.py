@@ -2,8 +2,8 @@
 
     train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
 
-`train` needs an initialised process group of nodes x workers ranks. Comments number the seven steps of the assembly. The steps
-have a fixed order, because each step changes modules or parameters that the next step uses.
+`train` needs an initialised process group of `nodes` x `workers` ranks. Comments number the seven steps of the assembly. The
+steps have a fixed order, because each step changes modules or parameters that the next step uses.
 """
 
 import gc
@@ -75,7 +75,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
 
 
 def _refuse_too_large(recipe: Recipe, network: Network, shards: int, host_bytes: int) -> None:
-    """Raise TooLarge before memory is allocated, because Linux would kill processes when the machine runs out of memory."""
+    """Raise TooLarge if a rank needs more than `host_bytes`, instead of letting Linux kill processes when memory runs out."""
     sizes = [((p.to_local() if isinstance(p, DTensor) else p).numel(), p.requires_grad) for p in network.parameters()]
     held = sum(size for size, _ in sizes) // shards
     trained = sum(size for size, requires_grad in sizes if requires_grad) // shards
@@ -184,13 +184,12 @@ def train(
     checkpoints: Path | None = None,
     stop_requested: Callable[[], bool] | None = None,
 ) -> tuple[nn.Module, int]:
-    """Train up to step `recipe.steps` or until a stop is requested on any rank. A run with checkpoints saves the last step.
+    """Train up to step `recipe.steps` or until a stop is requested on any rank. A run that saves checkpoints saves its last step.
 
-    Return the trained model and the last completed step.
-
-    If `checkpoints` is None, checkpoints are neither read nor written. Raises ConfigError if the recipe does not fit the
-    devices, the data or the checkpoint, and TooLarge if host memory is too small. Raises NotSaved if a checkpoint cannot be
-    written. The meter raises FloatingPointError if a loss or gradient norm is not finite.
+    Return the trained model and the last completed step. If `checkpoints` is None, no checkpoint is saved, and only
+    `checkpoint.load` is read. Raises ConfigError if the recipe does not fit the devices, the data or the checkpoint, and
+    TooLarge if host memory is too small. Raises NotSaved if a checkpoint cannot be written. The meter raises FloatingPointError
+    if a loss or gradient norm is not finite.
     """
     run = prepare(recipe, meter, device, nodes, workers, checkpoints)
     recipe, step, consumed = run.recipe, run.done, run.consumed

@@ -44,7 +44,7 @@ class Recipe(Section):
     optimizer: Annotated[SerializeAsAny[Optimizer], chosen(Optimizer)]
     """Optimizer, its learning rate and weight decay."""
     lr_schedule: Annotated[SerializeAsAny[LRSchedule], chosen(LRSchedule)]
-    """Factor that optimizer.lr is multiplied by at each step."""
+    """Learning rate of each step, as a multiple of optimizer.lr."""
     data: Annotated[SerializeAsAny[Data], chosen(Data)]
     """Tokens to train on: the text, its tokenizer, and the order of sequences."""
     checkpoint: Annotated[SerializeAsAny[Checkpoint], chosen(Checkpoint)]

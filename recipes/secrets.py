@@ -7,12 +7,12 @@ from meshrunner.recipes.errors import ConfigError
 
 SECRET = re.compile(r"(TOKEN|(?<!_P)KEY|SECRET|JWT|PASSWORD|PASSWD|CREDENTIAL)S?(_|$)", re.IGNORECASE)
 FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([^,}\s]+)")
-"""Pattern of an OmegaConf interpolation of an environment variable. The group in the pattern matches the variable's name."""
+"""Pattern of OmegaConf interpolations such as ${oc.env:HOME}. Its group matches the name of the environment variable."""
 WHERE = "the value would be written to config.yaml, the report page and trackers; set the variable in the shell instead"
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable's name suggests a secret value: HF_TOKEN, WANDB_API_KEY, SLURM_JWT, but not NCCL_IB_PKEY."""
+    """Return whether a variable's name suggests a secret value (HF_TOKEN, WANDB_API_KEY, SLURM_JWT, but not NCCL_IB_PKEY)."""
     return SECRET.search(name) is not None
 
 

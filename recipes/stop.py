@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 def stop_agreement(requested: Callable[[], bool]) -> Iterator[bool]:
-    """Yield after every step whether to stop: True on all ranks after the same step, if `requested()` is true on any rank.
+    """Yield a bool per step: whether to stop. If `requested()` is true on any rank, all ranks get True after the same step.
 
     After every step, a rank reads the result of the all-reduce from the previous step, usually without waiting, and starts the
     next all-reduce. All ranks therefore stop one step after the request.

@@ -70,7 +70,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help_topic(arguments: list[str]) -> str | None:
-    """Return the verb to explain, "" to list all verbs, or None if no help is requested or Hydra prints the help."""
+    """Return the verb to explain, or "" to list all verbs. Return None if no help is requested, or if Hydra prints the help."""
     verb, *rest = arguments or ["help"]
     if verb in HELP or (verb == "help" and not rest):
         return ""

@@ -143,7 +143,7 @@ def _terms(word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _overrides(before: list[str], word: str, *, submits: bool) -> list[str]:
-    """Return Hydra's completions of an override or, after a comma, of its last value; return paths if Hydra offers no values."""
+    """Return Hydra's completions of an override, or paths if Hydra offers no values. After a comma, complete the last value."""
     from meshrunner.runner.config.compose import Composer
 
     key, equals, value = word.partition("=")

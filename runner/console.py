@@ -33,7 +33,7 @@ SILENT_S = 2.0
 """Seconds after which the name of unfinished work is printed. On a terminal, `naming` prints the name at once."""
 WIPE = "\r\x1b[2K"
 _to_wipe = False
-"""Whether the terminal shows a line of `naming`, which must be erased before other output."""
+"""Whether the terminal shows a line printed by `naming`. This line must be erased before other output."""
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls other than tab and newline, including the start of terminal escapes
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # changes of text direction
@@ -67,10 +67,9 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 
 @contextmanager
 def naming(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Print `what`, the name of the work inside the context, to stderr. On a terminal, erase the name when the work ends.
-
-    Yield a function that takes the numbers of finished parts and of all parts and, on a terminal, shows them with the time left.
-    """
+    """Print `what` to stderr as the name of the work in the `with` block. On a terminal, erase the name when the work ends.
+    Yield a function that takes two numbers: finished parts and all parts. On a terminal, the function shows both numbers and
+    the time left."""
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:
             slow.doing(what)
@@ -101,7 +100,7 @@ class Slow:
         self._timer: Timer | None = None
 
     def doing(self, what: str) -> None:
-        """Record that the work named `what` begins and any earlier work has ended. If `what` is empty, no work begins."""
+        """Record that the work named `what` begins and any earlier work has ended. An empty `what` only ends the earlier work."""
         if what == self._what:
             return
         self._what = what

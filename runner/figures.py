@@ -45,18 +45,18 @@ class Figure(NamedTuple):
     why: str
     """Definition of the figure."""
     over_ranks: Literal["mean", "max", "sum", ""] = ""
-    """Statistic that merges the ranks' own values; empty if the figure follows from other figures."""
+    """Statistic that merges the ranks' values in a step; empty if the figure is computed in another way."""
     by_rank: bool = False
     """Whether summary.json also lists one value per rank: for a time, the mean over steps; for memory, the peak."""
     higher_is_better: bool = False
     optional: bool = False
-    """Whether only runs of some recipes have this figure, such as recipes with experts; other runs lack the key."""
+    """Whether a run may lack this figure and its key, for example because the model has no experts."""
     beside: str = ""
     """Key of another figure that tables show in parentheses after this figure."""
     unless: str = ""
-    """Key of another figure that replaces this figure in tables if its value is known."""
+    """Key of another figure that, if known, replaces this figure in tables."""
     but: str = ""
-    """Flag in summary.json, such as `cold`. Repeats with the flag are left out; if all repeats have the flag, cells show it."""
+    """Flag in summary.json, such as `cold`. Repeats with the flag are left out; if all repeats have it, cells show the flag."""
     predicts: str = ""
     """Key of the measured figure that this figure predicts; the relative error is shown in parentheses."""
 
@@ -90,7 +90,7 @@ class Figure(NamedTuple):
         return unknown if value is None else self.format(value)
 
     def cell(self, runs: Sequence[Mapping[str, Any]]) -> str:
-        """Return the table cell of repeats: `6,150 (6,100-6,200)`; empty if unknown or if another figure replaces this figure."""
+        """Return the cell that merges `runs`: `6,150 (6,100-6,200)`; "" if the value is unknown or another figure replaces it."""
         if self.unless and figure_of(self.unless).cell(runs):
             return ""
         value, *ends = (self.text(value, "") for value in self.values(runs))

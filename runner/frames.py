@@ -1,4 +1,4 @@
-"""Runs in Python and in notebooks: this module implements `meshrunner.load`, `meshrunner.run` and `meshrunner.sweep`."""
+"""Implement `meshrunner.load`, `meshrunner.run` and `meshrunner.sweep` for Python scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Loaded:
-    """Runs as two DataFrames, and a comparison of the runs. Notebooks show the table that `meshrunner compare` prints."""
+    """Results of runs, as two DataFrames and a comparison. Notebooks show the table that `meshrunner compare` prints."""
 
     comparison: Comparison
 
@@ -36,7 +36,7 @@ class Loaded:
 
     @cached_property
     def events(self) -> DataFrame:
-        """One row per run and step. The columns are `run` (a directory), `state`, the keys in `keys`, `seed`, `measured`, and the
+        """One row per run and step. The columns are `run` (a directory), `state`, each of `keys`, `seed`, `measured`, and the
         keys of events.jsonl. `measured` is True for the steps that count towards the medians in summary.json."""
         from pandas import DataFrame
 
@@ -55,7 +55,7 @@ class Loaded:
 
     @property
     def keys(self) -> list[str]:
-        """Configuration keys that differ between the runs: the first columns of `rows`. Values that are lists become text."""
+        """Configuration keys that differ between the runs: the first columns of `rows`. Lists in these columns become text."""
         return self.comparison.keys
 
     @cached_property

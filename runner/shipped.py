@@ -28,7 +28,7 @@ own: list[Path] = []
 
 @contextmanager
 def also_in(config_dir: str | None) -> Iterator[None]:
-    """Include the options in a user's --config-dir inside the context. Raise ConfigError if the directory is missing."""
+    """Include the options in a user's --config-dir during the `with` block. Raise ConfigError if the directory is missing."""
     folder = Path(config_dir or ".").absolute()
     if not folder.is_dir():
         raise ConfigError(f"--config-dir: no such directory: {folder}")
@@ -134,7 +134,7 @@ PICK = re.compile(r"\$\{pick:\$\{(?:hydra:runtime\.choices\.)?(?P<key>[^}]+)\},\
 
 
 def picked(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (condition, value) for each value of a `${pick:...}`: ("model=llama3_405b", "8e-5"). The default has condition ""."""
+    """Yield (condition, value) pairs of a `${pick:...}`, such as ("model=llama3_405b", "8e-5"). The default has condition ""."""
     if isinstance(value, str) and (found := PICK.fullmatch(" ".join(value.split()))):
         alike: dict[str, list[str]] = {}
         for entry in found["table"].split(","):

@@ -16,13 +16,14 @@ from bench.published_rows import SOURCES
 from meshrunner.recipes.storage import replace_file
 
 FIGURES = """\
-All rows use bf16, fused AdamW, the plain loss and random tokens. The columns *loop* show `bench/gpu/loops/plain_loop.py`, a
-hand-written loop with the same recomputation and compilation. meshrunner and the loop run alternately, each in its own process.
-Each run has {steps} steps and reads metrics every {every} steps. WPS is the median over all steps except the first {every}. The
-column *ratio* shows meshrunner's WPS divided by the loop's WPS in each pair of runs. MFU is relative to {peak}. The models are
+All rows use bf16, fused AdamW, the plain loss and random tokens. The columns *loop* show the results of a hand-written loop,
+`bench/gpu/loops/plain_loop.py`, with the same recomputation and compilation. meshrunner and the loop run alternately, each in
+its own process. Each run has {steps} steps and reads metrics every {every} steps. WPS is the median over all steps except
+the first {every}. The column *ratio* shows meshrunner's WPS divided by the loop's WPS in each pair of runs. MFU is relative
+to {peak}. The models are
 """
 ONE_SHARD = """\
-\\* With one shard, FSDP2 casts every weight and copies it into the gathered buffer, and copies every fp32 gradient once more. The
+\\* With one shard, FSDP2 casts every weight and copies it into the gathered buffer. FSDP2 also copies every fp32 gradient. The
 hand-written loop only casts the weights, so a ratio slightly below 1 is expected.
 """
 TITAN = """\
@@ -31,10 +32,10 @@ FlexAttention. *Ratio* is meshrunner's WPS, with `parallelism=fsdp2`, divided by
 """
 PLANS = "`meshrunner plan` predicts each measured run. *Stated* is the error that `plan` states for the predicted WPS."
 EMULATED = """\
-The table shows rank 0 of published runs on many GPUs, emulated on one device. Each row is a `meshrunner run` with the overrides
-of the published run in `bench/published_rows.py`, `launch.workers=8` and `{settings}`. Reserved memory and the compute time of
-a step are measured. WPS is computed from the sum of the compute time and the predicted exposed communication. The columns *plan*
-show predictions for the published GPU. The GPU of this measurement may be faster or slower than the published GPU.
+The table shows rank 0 of published runs on many GPUs, emulated on one device. Each row is a `meshrunner run` with
+`launch.workers=8`, `{settings}` and the published run's overrides from `bench/published_rows.py`. Reserved memory and the compute
+time of a step are measured. WPS is computed from the sum of the compute time and the predicted exposed communication. The columns
+*plan* show predictions for the GPU of the published run, which may be faster or slower than the GPU that emulates the run.
 """
 GRID = """\
 Each row is a `meshrunner run` of {steps} steps of a small model. A row works if the loss and gradient norm of every step agree
@@ -162,8 +163,8 @@ class Document:
             rows.append([*row, _number(middle(ours, "startup_active_gib"), ".2f")])
         if not rows:
             return ""
-        text = "The table lists the seconds from the command to the end of the first step of each run. Each call of the bench"
-        text += " begins with an empty cache of compiled code."
+        text = "The table lists the seconds from the command to the end of the first step of each run. Whenever the"
+        text += " bench starts, its cache of compiled code is empty."
         head = ["", "meshrunner", "loop", "peak active during start-up, GiB"]
         return "\n".join(["## Start", "", text, "", *_table(head, rows)])
 

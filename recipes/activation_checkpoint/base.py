@@ -28,7 +28,7 @@ KNOWN_OPERATORS = (
     "aten.topk",
     "meshrunner.grouped_mm",
 )
-"""Operators that all supported versions of torch have. A config with no other operators is checked without importing torch."""
+"""Operators that all supported versions of torch have. A config that lists only these is checked without importing torch."""
 
 
 class ActivationCheckpoint(Option):
@@ -48,7 +48,7 @@ class ActivationCheckpoint(Option):
 
     @property
     def recomputes_attention(self) -> bool:
-        """Whether compiled code recomputes attention. Options such as `full` return False: they call compiled blocks again."""
+        """Whether the compiled backward recomputes attention. False for options like `full`, which rerun the compiled forward."""
         return False
 
     @property
@@ -123,7 +123,7 @@ class SavedOperator(Section):
     op: str
     """Name under torch.ops without the overload, such as `aten.mm`."""
     every: Count = 1
-    """k: the result of the first of every k calls in a block is saved. 1: all results. torchtitan uses 2 for `mm`."""
+    """k: of every k calls in a block, the result of the first is saved. 1: all results. torchtitan uses 2 for `mm`."""
 
 
 class SelectiveOp(Recompute):
@@ -160,7 +160,7 @@ class SelectiveOp(Recompute):
         return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
-        """Return a policy for one forward pass and its recomputation. The policy counts an operator's calls per pass."""
+        """Return a function that counts calls to decide which results to save. Use it for one forward and its recomputation."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}
@@ -185,7 +185,7 @@ class MemoryBudget(ActivationCheckpoint):
     """The compiler chooses the activations to save within a memory budget (functorch's knapsack partitioner)."""
 
     budget: float = Field(ge=0, le=1)
-    """Allowed activation memory, as a fraction of compiled code's default. 0: recompute everything; 1: change nothing."""
+    """Allowed activation memory, as a fraction of what compiled code keeps by default. 0: recompute all; 1: change nothing."""
 
     def configure(self) -> None:
         import torch._functorch.config

@@ -3,8 +3,8 @@
     checkpoints/step-00000010/    .metadata, one .distcp file per rank, and checkpoint.json, written last
     checkpoints/.tmp-.../         a checkpoint being written or removed; deleted if a killed run left it behind
 
-A directory gets its final name when its contents are complete and synced. If a file is damaged later, or the file system loses
-data despite fsync, the file's size or checksum differs from that in checkpoint.json. Only `choose_checkpoint` imports torch.
+A checkpoint's directory gets its final name only after all its files are synced. If a file is damaged later, or the file system
+loses data despite fsync, the file's size or checksum does not match checkpoint.json. Only `choose_checkpoint` imports torch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StoredCheckpoint(NamedTuple):
     record: Record
 
     def damaged_files(self, names: Iterable[str]) -> list[str]:
-        """Return the names of the files, among `names`, whose checksum differs from the record."""
+        """Return the names of the given files whose size or checksum differs from the record."""
         return [name for name in names if checksum(self.path / name) != self.record.files[name]]
 
 
@@ -175,8 +175,8 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
     """Return the good checkpoints that a run can continue from, newest first, and a warning for each damaged checkpoint.
 
-    Search `own`, the run's `checkpoints` directory, then `load`. Raises ConfigError if `own` has no good checkpoint but one in
-    another format, or if `load` is given and neither directory has a good checkpoint.
+    Search `own` (the run's `checkpoints` directory) and, if it has none, `load`. Raises ConfigError if all checkpoints in `own`
+    are unusable and at least one has another format, or if `load` is given and neither directory has a good checkpoint.
     """
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
@@ -201,7 +201,7 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
 
 
 def publish(temporary: Path, final: Path, keep: int | None) -> None:
-    """Give a complete checkpoint its final name. Remove older checkpoints, except the newest `keep` - 1 good checkpoints."""
+    """Give a complete checkpoint its final name. Then delete older checkpoints, except the newest `keep` - 1 good ones."""
     if final.exists():
         remove_checkpoint(final)  # it is damaged, otherwise this step would not have been trained again
     temporary.rename(final)
@@ -231,7 +231,8 @@ def remove_leftovers(folder: Path) -> None:
 
 def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | None:
     """Return the newest checkpoint whose checksums all match, or None to start from step 1. Each rank verifies its share of the
-    files, and all ranks return the same result. Raises ConfigError on every rank if `load` contains no good checkpoint."""
+    files, and all ranks return the same result. Raises ConfigError on every rank if `candidates` does, or if `load` is given
+    and all checkpoints are damaged."""
     if own is None and load is None:
         return None
     import torch

@@ -33,7 +33,7 @@ class WriteResults(list[WriteResult]):
 
 
 class ChecksummedWriter(FileSystemWriter):
-    """A DCP writer that syncs each rank's shards to disk. At the end, rank 0 calls `complete` with all files' sizes and CRCs."""
+    """A DCP writer that syncs and checksums each rank's files. Rank 0 then passes all files' sizes and CRCs to `complete`."""
 
     def __init__(
         self, folder: Path, complete: Callable[[dict[str, tuple[int, int]]], None], *, on_host: bool = False
@@ -140,7 +140,7 @@ class DCPSaver:
 
     @contextmanager
     def _explained(self, step: int) -> Iterator[None]:
-        """Remove the partial checkpoint and raise NotSaved if DCP fails in this context. DCP reports a failure on every rank."""
+        """Remove the partial checkpoint and raise NotSaved if DCP fails in the `with` block. Every rank sees the failure."""
         try:
             yield
         except CheckpointException as error:

@@ -1,8 +1,8 @@
-"""Read and set the state of a run, {"model": ..., "optimizer": ...}, as sharded tensors. Load checkpoints with any sharding.
+"""Read and set a run's state, {"model": ..., "optimizer": ...}, as sharded tensors. Load checkpoints saved with any sharding.
 
 With FSDP1 and tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
-The class `_UnevenShards` works around this torch bug, but only for parameters. Therefore, to read an optimizer tensor, copy the
-tensor into its parameter and read the parameter. To set an optimizer tensor, set its parameter and copy from the parameter.
+The class `_UnevenShards` works around this torch bug, but only for parameters. Therefore, optimizer state such as `exp_avg` is
+copied into the parameters and read from there. New optimizer state is loaded into the parameters, then copied to the optimizer.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ State = dict[str, dict[str, Any]]
 
 
 def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return the state of a model and optimizer, in tensors that can load a checkpoint. All ranks must call `get_state`."""
+    """Return a model's and optimizer's state: tensors to save, or to load a checkpoint into. All ranks must call `get_state`."""
     if patch_if_needed(model):
         return _get_fsdp1_state(model, optimizer)
     model_state, optimizer_state = dcp.get_state_dict(model, optimizer)
@@ -52,7 +52,7 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
 
 
 def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into a model and optimizer, as a collective of all ranks. Raises ConfigError if a tensor does not fit."""
+    """Load a checkpoint into a model and optimizer that it fits, else raise ConfigError. All ranks must call `restore`."""
     state = get_state(model, optimizer)
     try:
         load(dict(state), storage_reader=FileSystemReader(stored.path))
@@ -65,7 +65,7 @@ def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.O
 
 
 def patch_if_needed(model: nn.Module) -> bool:
-    """Return whether a model combines FSDP1 with tensor parallelism. Make the units of such a model use `_UnevenShards`."""
+    """Return whether a model combines FSDP1 with tensor parallelism. If it does, install `_UnevenShards` in its FSDP1 units."""
     units = FullyShardedDataParallel.fsdp_modules(model)
     for unit in units:
         if type(unit._fsdp_extension) is DTensorExtensions:

@@ -1,7 +1,7 @@
 """Capture a whole training step as one CUDA graph. The GPU then replays the step's kernels without waiting for the host.
 
-A replay uses the memory addresses and the Python numbers of the captured step. The batch and the learning rate change between
-steps, so they are tensors at fixed addresses, which are filled before each replay.
+A replay uses the same memory addresses and the same Python numbers as the captured step. The batch and the learning rate change
+between steps, so they are tensors at fixed addresses, which are filled before each replay.
 """
 
 import math
@@ -26,7 +26,7 @@ Metrics = tuple[Tensor, Tensor, dict[str, Tensor]]
 class CapturedStep:
     """A training step that is captured after WARM_UP calls, and replayed from then on.
 
-    After the shape of a batch or a setting of the optimizer has changed, all steps run without the graph.
+    Once the shape of the batch or a setting of the optimizer changes, this and all later steps run without the graph.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CapturedStep:
         device: torch.device,
         capturing: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """step: takes a training step, given the batch and the learning rate (0-d). capturing: `Meter.capturing`."""
+        """step: function that trains for one step, given the batch and the learning rate (0-d). capturing: `Meter.capturing`."""
         self._step, self._optimizer, self._capturing = step, optimizer, capturing
         self._lr = torch.zeros((), device=device)
         self._uncaptured: float = WARM_UP

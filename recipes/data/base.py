@@ -33,12 +33,12 @@ class Sequences(Protocol):
         """Wait for `count` sequences and return them, [count, seq_len + 1]. Raises RuntimeError if packing has stopped."""
 
     def describe(self) -> dict[str, Any]:
-        """Return a description of the data for the run record, as JSON values. Keys include `tokenizer_hash`, `corpus_hash` for
-        all packed text, and `beginning_hash` for the first tokens, which are always packed before training begins."""
+        """Return a description of the data for the run record, as JSON values. Keys include `tokenizer_hash`, `corpus_hash` (of
+        all packed text) and `beginning_hash` (of the first tokens, which are always packed before training begins)."""
 
 
 def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return "tokenizer" if two results of `describe` have different tokenizers, "text" if only their texts differ, else ""."""
+    """Return "tokenizer" if two results of `describe` name different tokenizers, "text" if only the texts differ, else ""."""
     complete = one.get("complete") is True and other.get("complete") is True
     for key, name in (("tokenizer_hash", "tokenizer"), ("corpus_hash" if complete else "beginning_hash", "text")):
         if key in one and key in other and one[key] != other[key]:
@@ -67,7 +67,7 @@ class Data(Option):
         return False
 
     def produce(self, spec: DataSpec) -> None:
-        """Read, tokenise and pack all data. Record an error for `started` and the workers before raising it."""
+        """Read, tokenise and pack all data. Record an error before raising it, so that `started` and the workers see it."""
 
     def started(self, spec: DataSpec) -> bool:
         """Return whether enough data is available for training to begin. Raises ConfigError if `produce` recorded an error."""

@@ -24,7 +24,7 @@ class HuggingFace(PackedText):
     split: str
     """The split, such as `train`."""
     revision: str | None
-    """A commit or tag of the data set; null: the newest revision. Cached tokens of an older revision are still used."""
+    """A commit or tag of the data set; null: the newest revision. A newer revision does not replace cached tokens."""
     field: str
     """The column with the text."""
 
@@ -80,7 +80,7 @@ class HuggingFace(PackedText):
 
 
 def why_unreachable() -> str:
-    """Return the reason why the hub or its mirror cannot be reached, or "" if it can. Try once, unlike the hub's client."""
+    """Return the reason why the hub or its mirror is unreachable, else "". Unlike the hub's client, do not retry."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported, but lazily
 

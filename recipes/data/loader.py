@@ -44,7 +44,7 @@ class Loader:
         self._thread.start()
 
     def next(self) -> Batches:
-        """Return the next step's (tokens, targets) pairs, int64 [micro_batch, seq_len]. Raises an error of the reading thread."""
+        """Return the next step's (tokens, targets) pairs, int64 [micro_batch, seq_len]. Re-raises the reading thread's error."""
         if self._closed:
             raise RuntimeError("the loader is closed")
         ready = self._ready.get()
@@ -55,7 +55,7 @@ class Loader:
         return micro_batches(rows, self._micro_batch)
 
     def close(self) -> None:
-        """Stop the thread and wait for it at most 1 s. A daemon thread does not keep the process alive."""
+        """Stop the thread and wait for it at most 1 s. If it runs longer, it ends with the process, because it is a daemon."""
         self._closed = True
         with suppress(Empty):
             self._ready.get_nowait()  # lets a thread that waits for room in the queue continue

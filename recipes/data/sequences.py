@@ -12,7 +12,7 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length, sequence_count
 
 HASHED_TOKENS = 1 << 20
-"""Maximum number of tokens at the beginning of the data that `beginning_hash` covers."""
+"""Maximum number of tokens that `beginning_hash` covers, counted from the beginning of the data."""
 PROGRESS_POLL_S = 0.05
 PRODUCER_TIMEOUT_S = 10.0
 """Seconds that a reader waits for missing tokens if no process is packing tokens. Then the reader fails."""
@@ -21,9 +21,9 @@ PRODUCER_TIMEOUT_S = 10.0
 class PackedSequences:
     """Shuffled sequences of a cache entry. An epoch is one pass over all data. Each epoch shuffles each block's sequences anew.
 
-    With S = shuffle, block b holds sequences b * S to b * S + S - 1, shuffled by (seed, epoch, b). If shuffle is None, all data
-    is one block. A block is available when its tokens are packed. Sequence k, before shuffling, is tokens[k * L : k * L + L + 1]
-    with L = seq_len. Until all data is packed, every available sequence belongs to epoch 0.
+    With S = `shuffle`, block b holds sequences b * S to b * S + S - 1, shuffled by (seed, epoch, b). If `shuffle` is None, all
+    data is one block. A block is available when its tokens are packed. Before shuffling, sequence k is
+    tokens[k * L : k * L + L + 1] with L = seq_len. The second epoch cannot begin before all data is packed.
     """
 
     def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None) -> None:
@@ -68,7 +68,7 @@ class PackedSequences:
         }
 
     def _position(self, index: int) -> int:
-        """Return a sequence's number before shuffling, after its block is packed. index: sequence number over all epochs."""
+        """Wait for the block of sequence `index` (counted over all epochs) and return the sequence's number before shuffling."""
         length, size = self.spec.seq_len, self.shuffle
         if not self._progress.complete:
             needed = None if size is None else (index // size + 1) * size * length + 1
@@ -84,7 +84,7 @@ class PackedSequences:
         return start + int(self._permutation(epoch, index // size, min(size, n - start))[index - start])
 
     def _wait(self, tokens: int | None) -> None:
-        """Wait until `tokens` tokens (None: all) are packed, then map the file. Raises RuntimeError if packing has stopped."""
+        """Wait until `tokens` tokens (None: all) are packed, then map tokens.bin. Raises RuntimeError if packing has stopped."""
         idle_since: float | None = None
         while True:
             produced = self.entry.is_locked()  # checked before reading: the writer of the last record holds the lock

@@ -41,9 +41,9 @@ class PackedText(Data):
     tokenizer: str | None
     """A sentencepiece .model file; null: train a BPE tokenizer on the text."""
     vocab_size: AutoCount
-    """Vocabulary size of a trained tokenizer (may be smaller for short texts); auto: model.vocab_size, at most 32000."""
+    """Vocabulary size if `tokenizer` is null; a short text may yield less. auto: model.vocab_size, at most 32000."""
     shuffle: Annotated[int | None, whole(None)]
-    """Sequences per block. Sequences are shuffled within their block; 1: file order; null: one block with all data."""
+    """Sequences per block. Each block is shuffled separately. 1: file order; null: one block with all data."""
 
     @abstractmethod
     def source(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class PackedText(Data):
 
     @abstractmethod
     def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """Yield each document after `position`, and its end position. Raises ConfigError if a document is unreadable."""
+        """Yield each document after `position`, with the position of its end. Raises ConfigError if a document is unreadable."""
 
     def no_text_message(self) -> str:
         return "data: the source contains no text; choose another source"
@@ -225,7 +225,7 @@ def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[li
 
 
 def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
-    """Return the text in a column ("" for null). Raise a ConfigError that names `file` if the column is missing or not text."""
+    """Return the text in a column ("" for null). Raise ConfigError about `file` if the column is missing or not text."""
     if column not in row:
         raise missing_column(column, list(row), file)
     text = row[column]

@@ -22,7 +22,7 @@ from meshrunner.recipes.storage import cache_dir, checksum, replace_file
 FORMAT = 1
 """Version of the packing format, which is part of every cache entry's `identity`."""
 ALWAYS_VERIFIED_BYTES = 64 << 20
-"""Size in bytes up to which `verify` checks the CRC of tokens.bin (30 ms). Larger files are checked only if `thorough`."""
+"""Size in bytes up to which `verify` always checks the CRC of tokens.bin (30 ms). It checks larger files only if `thorough`."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class CacheEntry:
         replace_file(self._progress, json.dumps(value | {"checksum": _checksum(value)}).encode())
 
     def verify(self, thorough: bool = False) -> PackProgress | None:
-        """Return the progress record if the files match, else empty the entry and return None. The caller holds the lock."""
+        """Return the progress record if it matches the files, else empty the entry and return None. The caller holds the lock."""
         progress = self.read()
         with suppress(FileNotFoundError):
             if progress and hashlib.sha256(self.tokenizer.read_bytes()).hexdigest() == progress.tokenizer:

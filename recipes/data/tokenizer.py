@@ -48,7 +48,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
             needed = why.partition(" vs ")[2].partition(".")[0]
             raise ConfigError(
                 f"data: a vocabulary of {vocab_size} is too small: a tokenizer of this text needs at least {needed} tokens "
-                "(256 bytes and the frequent characters); raise model.vocab_size (or data.vocab_size)"
+                "for the 256 byte values and the frequent characters; raise model.vocab_size (or data.vocab_size)"
             ) from None
         raise ConfigError(
             f"data: sentencepiece cannot train a tokenizer on this text: {why}; set data.tokenizer"

@@ -39,7 +39,7 @@ class Loss(Option):
 
     @abstractmethod
     def function(self, summed: SummedLoss) -> LossFunction:
-        """Return the loss function that the model calls. summed: `cross_entropy`, possibly compiled."""
+        """Return the loss function that the model calls. summed: the function `cross_entropy`, possibly compiled."""
 
 
 class PlainLoss(Loss):
@@ -54,7 +54,7 @@ class ChunkedLoss(Loss):
     The projection's gradient is accumulated over the chunks in fp32 and then reduced over ranks once."""
 
     tokens: Count
-    """Tokens per chunk on one device. A chunk takes the same positions of all `micro_batch` sequences, at least one position."""
+    """Tokens per chunk on one device. A chunk covers the same positions (at least 1) of all `micro_batch` sequences."""
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         from meshrunner.recipes.loss import chunked

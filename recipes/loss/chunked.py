@@ -98,7 +98,7 @@ def _local(loss: Tensor) -> Tensor:
 
 
 class _GradientCarrier(Function):
-    """Returns fp32 zeros in the weight's shape. In backward, the fp32 gradient of the zeros becomes the weight's gradient."""
+    """Returns fp32 zeros in the weight's shape. Backward returns the gradient of these zeros as the gradient of the weight."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Model(Option):
 
     @property
     def tokens_ahead(self) -> int:
-        """Number of further tokens that the model predicts at every position, after the next token."""
+        """Number of tokens beyond the next token that the model predicts at every position."""
         return 0
 
     def inactive_parameters(self) -> int:
@@ -90,14 +90,14 @@ class Model(Option):
         return self
 
     def remarks(self) -> list[str]:
-        """Return a warning for each choice of the method `on` that costs speed or memory."""
+        """Return a warning for each value chosen by `on()` that costs speed or memory."""
         return []
 
     def import_kernels(self) -> None:
-        """Import the packages with kernels that this model uses. Raise ConfigError if an installed package fails to import."""
+        """Import the kernel packages that this model uses. Raise ConfigError if an installed package fails to import."""
 
     def resolved(self) -> dict[str, Any]:
-        """Return the values of the keys that the method `on` resolves, keyed by name."""
+        """Return the keys that `on()` resolves, with their values."""
         return {}
 
     @property

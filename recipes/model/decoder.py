@@ -21,7 +21,7 @@ class RopeScaling(Section):
     low_freq_factor: float = 1.0
     """Wavelengths longer than `original_seq_len / low_freq_factor` are multiplied by `factor`."""
     high_freq_factor: float = 4.0
-    """Wavelengths shorter than `original_seq_len / high_freq_factor` are unchanged; between both limits, interpolated."""
+    """Wavelengths below `original_seq_len / high_freq_factor` are kept, those up to the `low_freq_factor` limit interpolated."""
     original_seq_len: Count = 8192
     """Sequence length used in training before the context was extended."""
 
@@ -49,7 +49,7 @@ class Experts(Section):
     normalize: bool = True
     """Whether to divide the weights of a token's experts by the sum of these weights, so that they add up to 1."""
     routing: Literal["router", "balanced"] = "router"
-    """Choice of each token's experts. router: those with the best scores; balanced: all experts in turn, to measure speed."""
+    """Choice of each token's experts. router: experts with the best scores; balanced: all experts in turn, for timing."""
     route_scale: float = Field(default=1.0, gt=0)
     """Factor by which the weights of a token's experts are multiplied."""
     balance: Literal["bias", "sequence_loss", "none"] = "bias"
@@ -91,7 +91,7 @@ class Decoder(Model):
     n_heads: Count
     """Number of query heads."""
     n_kv_heads: Count
-    """Number of key heads and number of value heads. n_heads / n_kv_heads query heads share one key head and one value head."""
+    """Number of key heads, and also of value heads. n_heads / n_kv_heads query heads share one key head and one value head."""
     ffn_dim: Annotated[int, whole(at_most=2**20)]
     """Hidden width of the feed-forward network."""
     rope_theta: float | None = Field(default=10000.0, gt=0)
@@ -124,7 +124,7 @@ class Decoder(Model):
             )
 
     def weights(self) -> Iterator[tuple[str, int]]:
-        """Yield each weight's name and the number of its elements that a token uses. A weight used twice is yielded twice."""
+        """Yield the name of each weight, and how many of its elements a token uses. A weight used twice is yielded twice."""
         network = self.on_meta(seq_len=1)
         names = {parameter: name for name, parameter in network.named_parameters()}
         for module in network.multiplied_modules():
@@ -138,8 +138,8 @@ class Decoder(Model):
         2020, section 2.1). A frozen weight needs no gradient. Backward does not reach weights before the first trained weight.
 
         The embedding table is looked up, not multiplied, so it counts only if it is also the output projection. The
-        attention term counts the full score matrix, ignoring causality, as torchtitan does. The term is added for each weight
-        named `attention.wv`, so subclasses with other weight names must override this method.
+        attention term counts the full score matrix, ignoring causality, as torchtitan does. Each weight named
+        `attention.wv` adds one attention term, so subclasses with other weight names must override this method.
         """
         total, attention, goes_backward = 0, 0, not self.is_frozen("tok_embeddings.weight")
         for name, size in self.weights():
@@ -153,7 +153,7 @@ class Decoder(Model):
         return Flops(total + attention, attention)
 
     def other_flops(self, name: str) -> int:
-        """Return a weight's forward FLOPs per token outside matmuls and attention, such as FLOPs of Mamba-2's recurrence."""
+        """Return forward FLOPs per token that a weight causes outside matmuls and attention, such as in Mamba-2's recurrence."""
         return 0
 
     @property
@@ -168,7 +168,7 @@ class Decoder(Model):
         return sum(p.numel() - network.active_elements(name) for name, p in network.named_parameters())
 
     def split_keys(self) -> list[str]:
-        """Return the keys, such as `n_heads`, that must be multiples of `parallelism.tensor`. Keys of experts are excluded."""
+        """Return the keys, such as `n_heads`, whose values `parallelism.tensor` must divide, except keys in section `experts`."""
         return ["n_heads", "n_kv_heads"]
 
     def tensor_problems(self, tensor: int) -> list[str]:

@@ -38,7 +38,7 @@ class Initialiser:
     device: torch.device
 
     def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
-        """Move `model` off meta and set its initial values. offload: put parameters on the host, but buffers on the device."""
+        """Allocate `model` and set its initial values. offload: put parameters on the host, but buffers on the device."""
         model.to_empty(device="cpu" if offload else self.device)
         self.network.tie_weights()
         for name, parameter in model.named_parameters():
@@ -64,7 +64,7 @@ class Initialiser:
         return materialise
 
     def reset_buffers(self) -> None:
-        """Let the network compute its buffers. All buffers and all tensors that the network creates are on the device."""
+        """Let the network compute its buffers. All buffers, and all other tensors that the network creates, are on the device."""
         for module in self.network.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.device.type != self.device.type:

@@ -1,4 +1,4 @@
-"""`Network`, the interface through which parallel layouts wrap, initialise and train a model, and its types."""
+"""The class `Network`, through which parallel layouts wrap, initialise and train a model, and the types that `Network` uses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Network(nn.Module):
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
     `output` is the projection module. The `chunked` loss calls the projection once per pass if the projection is a linear
-    layer and the network's attribute `output`. Otherwise, the `chunked` loss calls the projection once per chunk.
+    layer that is stored in the network's attribute `output`. Otherwise, the `chunked` loss calls the projection once per chunk.
     """
 
     @abstractmethod
@@ -46,7 +46,7 @@ class Network(nn.Module):
 
     @abstractmethod
     def block_names(self) -> list[str]:
-        """Return the names of the repeated blocks, in order. By default, blocks are the modules to wrap, compile or recompute."""
+        """Return the names of the repeated blocks, in order. By default, each block is a unit to wrap, compile or recompute."""
 
     def initial(self, name: str) -> Initial:
         """Return the distribution from which the initial values of a parameter are drawn."""
@@ -61,7 +61,7 @@ class Network(nn.Module):
         return False
 
     def exchanged_elements(self, block: int) -> int:
-        """Return how many elements one all-to-all to a block's experts sends per token, or 0 if the block has no experts."""
+        """Return how many elements per token one all-to-all sends to a block's experts, or 0 if the block has no experts."""
         return 0
 
     def calls(self, name: str) -> int:
@@ -103,9 +103,9 @@ class Loads:
 
     def __init__(self, bias: Tensor, bias_rate: float) -> None:
         self.bias, self.bias_rate = bias, bias_rate
-        """bias: buffer, [blocks with experts, experts], added to scores to choose experts. bias_rate: bias change per step."""
+        """bias: buffer, shaped like `tokens`, added to scores when choosing experts. bias_rate: change of the bias per step."""
         self.tokens = torch.zeros(bias.shape, dtype=torch.int64, device=bias.device)
-        """Number of tokens that forward passes have routed to each expert in this step, [blocks with experts, experts]."""
+        """Number of tokens routed to each expert so far in this step, [number of blocks with experts, number of experts]."""
         self.groups: tuple[dist.ProcessGroup, ...] = ()
         """Process groups over which token counts are summed, one group for each mesh dimension along which the data differs."""
         self.expert_ranks = 1
@@ -113,7 +113,7 @@ class Loads:
 
     @torch.no_grad()
     def balance(self, finite: Tensor) -> dict[str, Tensor]:
-        """Sum token counts over ranks, update the experts' biases, reset the counts. Return global metrics (0-d, fp32).
+        """Sum token counts over ranks, update the experts' biases, and reset the counts. Return global metrics (0-d, fp32).
 
         An expert's load is its token count. Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664,
         algorithm 1). If `finite` (0-d, bool) is false, biases stay unchanged. A block's violation is

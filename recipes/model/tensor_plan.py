@@ -15,7 +15,7 @@ TensorPlan = dict[str, ParallelStyle]
 
 
 class SplitParameters(ParallelStyle):
-    """A style that shards each parameter along its dimension in `dims`. Every rank slices a full copy, so no data is sent."""
+    """Shards each parameter named in `dims` along the given dimension. Every rank slices a full copy, so no data is sent."""
 
     def __init__(self, dims: dict[str, int]) -> None:
         super().__init__()
@@ -39,8 +39,8 @@ def stream_placement(sequence_parallel: bool) -> Placement:
 
 
 def matmul_styles(into: Iterable[str], out: str, sequence_parallel: bool, other_inputs: int = 0) -> TensorPlan:
-    """Return styles as in Megatron-LM (Shoeybi et al. 2019): the layers `into`, which read the residual stream, are split by
-    columns, and the layer `out`, which adds to the stream, by rows. other_inputs: number of the module's further inputs."""
+    """Return styles as in Megatron-LM (Shoeybi et al. 2019). The layers `into` read the residual stream and are split by columns.
+    The layer `out` adds to the stream and is split by rows. other_inputs: number of the module's inputs besides the stream."""
     stream = stream_placement(sequence_parallel)
     plan: TensorPlan = {layer: ColwiseParallel() for layer in into}
     plan[out] = RowwiseParallel(output_layouts=stream)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def in_compute_dtype(x: Tensor) -> Tensor:
-    """Return x in the compute dtype of blocks. Under autocast, FSDP would cast parameters to the same dtype."""
+    """Return x in the compute dtype of blocks. Only autocast needs this cast, because FSDP casts the parameters instead."""
     device_type = x.device.type
     return x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x
 
@@ -45,7 +45,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Return SequenceParallel if the sequence is sharded, else no style. Each rank has the weight's full gradient."""
+        """Return SequenceParallel if the sequence is sharded, else no style. In both cases, each rank has the full gradient."""
         from torch.distributed.tensor.parallel import SequenceParallel
 
         return {"": SequenceParallel()} if sequence_parallel else {}
@@ -80,10 +80,10 @@ def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling |
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate each pair of elements (i, i + head_dim / 2) of a head by the angle of its position (Su et al. 2021), in fp32.
+    """Rotate elements i and i + head_dim / 2 of each head by their angle at the token's position (Su et al. 2021), in fp32.
 
-    The transformers library pairs the same elements. Llama's original code pairs adjacent elements and differs from this code
-    only in the order of rows of the query and key weights. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
+    The transformers library pairs the same elements. Llama's original code pairs adjacent elements, which is equivalent
+    if the rows of the query and key weights are reordered. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
     """
     cos, sin = rope.unsqueeze(1).unbind(2)
     swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)

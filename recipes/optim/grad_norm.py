@@ -30,8 +30,7 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
     """Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank. All ranks must pass the same parameters.
 
     The norm is accumulated in fp64. The rounding error of an fp32 sum on a CPU (relative error 2e-6) depends on how gradients are
-    sharded. Clipping by an fp32 norm would be the only cause of differences between the results of FSDP1 and FSDP2.
-
+    sharded. With an fp32 norm, clipping would make the otherwise equal results of FSDP1 and FSDP2 differ.
     device: the device of the all-reduce; default: the parameters' device.
     """
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}

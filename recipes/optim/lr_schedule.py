@@ -30,7 +30,7 @@ class LRSchedule(Option):
         """Return the factor that multiplies the learning rate at a step. Steps are counted from 1."""
 
     def remarks(self, steps: int) -> list[str]:
-        """Return remarks on likely mistakes if a run has `steps` steps, such as a warm-up that lasts for all steps."""
+        """Return remarks on likely mistakes in a run of `steps` steps, such as a warm-up that lasts for all steps."""
         return []
 
 

@@ -27,7 +27,7 @@ class Optimizer(Option):
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can contain the update, with the learning rate and step count as tensors on the device."""
+        """Whether a CUDA graph can contain the update if the learning rate and the step count are tensors on the device."""
         return False
 
     def state_bytes(self, elements: int, tensors: int) -> int | None:

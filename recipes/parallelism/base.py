@@ -54,11 +54,11 @@ class Parallelism(Option):
     wraps_units: ClassVar[bool] = False
     """Whether each unit of the wrap plan is wrapped and all-gathered separately."""
     checks_units: ClassVar[bool] = False
-    """Whether `check_units` can reject a wrap plan, so that checking a configuration requires building the model."""
+    """Whether `check_units` can reject a wrap plan. If so, checking a configuration requires building the model."""
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. Without autocast, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit other than an embedding once per forward call instead of once per micro batch."""
+    """Whether backward all-gathers a unit once per forward call, and embeddings never. If false: a unit once per micro batch."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: all devices / (replicate x tensor)."""
@@ -82,7 +82,7 @@ class Parallelism(Option):
     accumulate: Literal["reduce", "hold"] = "reduce"
     """Time at which FSDP reduces gradients. reduce: after every micro batch, so a device stores only a shard of the gradients
     (FSDP2's replicas all-reduce shards once per step). hold: after the last micro batch, so a device stores unsharded gradients
-    until then (FSDP1: in the compute dtype). `show` prints the bytes of reduce and hold. DDP never shards gradients."""
+    until then (FSDP1: in the compute dtype). `show` prints the size of the unsharded gradients. DDP never shards gradients."""
 
     @property
     def units_ahead(self) -> int:
@@ -96,7 +96,7 @@ class Parallelism(Option):
 
     @property
     def capturable(self) -> bool:
-        """Whether a step can be captured as a CUDA graph, which requires the same kernels in every step and no waiting."""
+        """Whether a CUDA graph can capture a step: all steps launch the same kernels, and the host never waits for the device."""
         return False
 
     @property
@@ -106,11 +106,11 @@ class Parallelism(Option):
 
     @property
     def splits_logits(self) -> bool:
-        """Whether logits are sharded along the vocabulary, so that forward and backward use torch's `loss_parallel`."""
+        """Whether logits are sharded along the vocabulary. If so, forward and backward use torch's `loss_parallel`."""
         return self.tensor > 1 and self.loss_parallel
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
-        """Return the degrees, `shard: auto` resolved. Raise ConfigError if the degrees do not fit nodes x workers devices."""
+        """Return the degrees, with `shard: auto` resolved. Raise ConfigError if they do not fit `nodes` x `workers` devices."""
         world = nodes * workers
         have = f"launch.nodes({nodes}) x launch.workers({workers}) = {world}"
         others = self.replicate * self.tensor
@@ -177,7 +177,7 @@ class Parallelism(Option):
         return torch.autocast(device_type, precision.param_dtype)
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        """Set whether the next micro batch reduces gradients, and return a context to run it in. last: whether it is the last."""
+        """Configure gradient reduction for a micro batch. Return a context manager for it. last: whether it ends the step."""
         return nullcontext()
 
     def after_step(self, model: nn.Module) -> dict[str, float]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class FSDP1(Parallelism):
-    """FSDP1 with the units and parallel degrees of `fsdp2`. Units that are resharded after forward use FULL_SHARD. Other units
-    use SHARD_GRAD_OP. With `replicate` above 1, units use HYBRID_SHARD and _HYBRID_SHARD_ZERO2 instead."""
+    """FSDP1 with the same units and degrees of parallelism as `fsdp2`. Units that are resharded after forward use FULL_SHARD.
+    Other units use SHARD_GRAD_OP. With `replicate` above 1, the strategies are HYBRID_SHARD and _HYBRID_SHARD_ZERO2."""
 
     wraps_units: ClassVar[bool] = True
 

@@ -132,7 +132,7 @@ class FSDP2(Parallelism):
         return model
 
     def _own_dtypes(self, network: Network) -> dict[str, Any]:
-        """Return the MixedPrecisionPolicy argument that keeps parameters in fp32; {} if unneeded or unsupported."""
+        """Return MixedPrecisionPolicy's argument for parameters that stay in fp32; {} if unneeded or unsupported."""
         fp32 = {parameter for name, parameter in network.named_parameters() if network.stays_fp32(clean_name(name))}
         if not fp32 or not self.mixes_dtypes():
             return {}
@@ -197,7 +197,7 @@ class FSDP2(Parallelism):
 
 
 def stack_placement(network: Network, mesh: DeviceMesh) -> Callable[[nn.Parameter], Any] | None:
-    """Return the `shard_placement_fn` for `fully_shard` that shards stacks of expert matrices, or None if there are no stacks."""
+    """Return a `shard_placement_fn` with which `fully_shard` shards stacks of expert matrices; None if there are no stacks."""
     from torch.distributed.tensor import DTensor, Shard
 
     stacks = {parameter for name, parameter in network.named_parameters() if network.is_stack(clean_name(name))}

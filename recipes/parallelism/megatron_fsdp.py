@@ -1,7 +1,7 @@
 """Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp, which can keep communication buffers in pools.
 
 The package joins several parameters in a bucket and cuts the bucket into equal shards. A cut can lie within a parameter, so ranks
-can hold different numbers of the parameter's rows. torch's own functions must not gather DTensors with unequal shards.
+can hold different numbers of the parameter's rows. Do not gather such DTensors with torch, which expects torch.chunk's shards.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class MegatronFSDP(Parallelism):
 
 @contextmanager
 def without_update(optimizer: Optimizer) -> Iterator[None]:
-    """Cancel the effect of the optimizer step that `fully_shard_optimizer` takes before release 0.7.0 (Megatron-LM PR 5976)."""
+    """Neutralise the optimizer step that `fully_shard_optimizer` takes in releases before 0.7.0 (Megatron-LM PR 5976)."""
     keys = ("lr", "weight_decay")
     before = [{key: group[key] for key in keys if key in group} for group in optimizer.param_groups]
     for group, values in zip(optimizer.param_groups, before, strict=True):
@@ -223,7 +223,7 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
     repeated = [name for name in plan if name in units and network.calls(name) > 1]
     if repeated and double_buffer != "none":
         raise ConfigError(
-            f"wrap: '{repeated[0]}' is called {network.calls(repeated[0])} times per forward pass, but between the calls other "
+            f"wrap: '{repeated[0]}' is called {network.calls(repeated[0])} times per forward pass, but between the calls, other "
             f"units occupy both buffers of double_buffer={double_buffer}; use double_buffer=none, or wrap=rules without this unit"
         )
     classes = {type(network.get_submodule(name)): name for name in units}

@@ -1,5 +1,5 @@
-"""The device mesh, with one dimension for each degree above 1, and tensor parallelism (Shoeybi et al. 2019), sequence parallelism
-(Korthikanti et al. 2022) and expert parallelism."""
+"""Build the device mesh, which has one dimension for each degree above 1. Split models by tensor parallelism (Shoeybi et al.
+2019), sequence parallelism (Korthikanti et al. 2022) and expert parallelism."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def replicas(mesh: DeviceMesh) -> int:
 
 
 def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the part of the mesh that FSDP uses: `shard`, or replicate x shard with several replicas (hybrid sharding)."""
+    """Return the part of the mesh that FSDP uses: `shard`, or `replicate` and `shard` with several replicas (hybrid sharding)."""
     return mesh["replicate", "shard"] if replicas(mesh) > 1 else mesh["shard"]
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """Return groups of ranks with different tokens. Summing over all groups in turn counts every token exactly once."""
+    """Return the process groups of the data-parallel mesh dimensions. Summing over each in turn counts each token once."""
     names = mesh.mesh_dim_names or ()
     return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """The largest part of a parameter that one device holds after tensor and expert parallelism, before FSDP shards the part."""
+    """One device's part of a parameter after tensor and expert parallelism, before FSDP. If the parts differ: the largest."""
 
     shape: tuple[int, ...]
     trained: bool
@@ -65,7 +65,7 @@ class Traffic(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Numbers of a unit's fp32 elements that a device stores between steps, for the device with the largest shards."""
+    """Counts of one unit's fp32 elements that the device with the largest shards stores between steps."""
 
     weights: int
     gradients: int
@@ -76,7 +76,7 @@ class Stored(NamedTuple):
 
 
 def stack_shard_dim(shape: Sequence[int], ranks: int) -> int:
-    """Return the sharded dimension of a stack [experts, rows, columns]: 1 if `ranks` divides rows but not experts, else 0."""
+    """Return the sharded dimension of a stack [experts, rows, columns]: 1 if `ranks` divides `rows` but not `experts`, else 0."""
     return int(shape[0] % ranks > 0 and shape[1] % ranks == 0)
 
 
@@ -99,7 +99,7 @@ def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int 
 
 
 def _split_dims(network: Network) -> dict[str, int]:
-    """Return the dimension that tensor parallelism splits in each parameter. Tables: [rows, width]; weights: [out, in]."""
+    """Return the dimension that tensor parallelism splits in each parameter. Embeddings: [rows, width]; weights: [out, in]."""
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

@@ -50,7 +50,7 @@ class Wrap(Option):
     }
 
     needs_network: ClassVar[bool] = False
-    """Whether the plan depends on module names or sizes, so that a configuration is checked only after the model is built."""
+    """Whether the plan depends on module names or sizes. If so, checking a configuration requires building the model."""
 
     @abstractmethod
     def units(self, network: Network) -> dict[str, Reshard | None]:
@@ -95,8 +95,8 @@ class Blocks(Wrap):
     """
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
-        """Choose the blocks and, outside the blocks, the outermost modules that have a matrix. A module that contains a block or
-        shares parameters with outside modules is not a unit."""
+        """Choose the blocks and, outside the blocks, the outermost modules with a weight matrix. A module that contains a block
+        or shares parameters with outside modules is not a unit."""
         blocks, shared = network.block_names(), parameters_shared_outside(network)
         around_blocks = {parent for name in blocks for parent in accumulate(name.split(".")[:-1], "{}.{}".format)}
         found: dict[str, Reshard | None] = {}
@@ -118,7 +118,7 @@ class RootOnly(Wrap):
 
 
 class Size(Wrap):
-    """Units are the smallest modules with at least `min_parameters` parameters outside other units."""
+    """A module is a unit if at least `min_parameters` of its parameters belong to no unit inside it."""
 
     needs_network: ClassVar[bool] = True
     min_parameters: Count
@@ -137,7 +137,7 @@ class Size(Wrap):
         if not found:
             raise ConfigError(
                 f"wrap.min_parameters({self.min_parameters:,}): no module has that many parameters; "
-                "lower it or use wrap=root_only"
+                "lower the value or use wrap=root_only"
             )
         return dict.fromkeys(reversed(found))
 
@@ -146,7 +146,7 @@ class Rule(Section):
     """A pattern for modules, and the settings of the modules that match it."""
 
     match: str
-    """A class name (`Block`), or a pattern for module names (`layers.*.attention`). A `*` matches within one part of a name."""
+    """A class name (`Block`), or a pattern for module names (`layers.*.attention`). A `*` does not match a dot."""
     reshard_after_forward: Reshard | None = None
     """Override of parallelism.reshard_after_forward for the matching units. null: no override."""
     wrap: bool = True
@@ -164,8 +164,8 @@ class Rules(Wrap):
 
     needs_network: ClassVar[bool] = True
     rules: list[Rule]
-    """The rules in order. A rule is {match: PATTERN_OR_CLASS}. Optional keys: reshard_after_forward (always, never, except_last
-    or a number; null: as in parallelism) and wrap (false: not a unit). For example
+    """The rules in order. A rule is {match: PATTERN_OR_CLASS}. Optional keys: `reshard_after_forward` (always, never,
+    except_last or a number; null: as in parallelism) and `wrap` (false: not a unit). For example
     [{match: layers.*.attention, reshard_after_forward: never}, {match: Block}, {match: "*", wrap: false}]. The first rule
     that matches a module applies. A module that no rule matches belongs to the unit around it."""
 
@@ -200,7 +200,7 @@ class Rules(Wrap):
 
 
 def check_units(network: Network, names: Iterable[str]) -> None:
-    """Raise ConfigError for a unit that is never called or that shares a parameter with a module outside it."""
+    """Raise ConfigError for a unit that is never called, or that shares a parameter with a module outside the unit."""
     shared = parameters_shared_outside(network)
     for name in names:
         if not has_forward(network.get_submodule(name)):

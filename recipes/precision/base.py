@@ -87,7 +87,7 @@ class FP32(Precision):
     """Everything is in fp32. `matmul` decides whether an accelerator may use TF32 for matmuls."""
 
     matmul: Literal["highest", "high"] = "highest"
-    """Argument of torch.set_float32_matmul_precision: highest is true fp32, high allows TF32."""
+    """Argument of torch.set_float32_matmul_precision. highest: true fp32; high: TF32 allowed."""
 
     @property
     def fp32_matmul(self) -> Literal["highest", "high"]:

@@ -30,13 +30,13 @@ SPEED_OF_CPU = {
     "collective_s": 3e-4,
     "jitter": 0.05,
 }
-"""Constants of a CPU from which the fit starts. The matmul rate starts at ROUGH x the rate that the runs measured."""
+"""Initial values for the fit of a CPU's constants. The initial value of the matmul rate is ROUGH x the measured rate."""
 DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
-"""Rates in a GPU's data sheet. All runs must have the same data-sheet rates, because the fit finds fractions of these rates."""
+"""Keys of a GPU's data-sheet rates. The rates must be equal in all runs, because fitted efficiencies are fractions of them."""
 COMPUTE = figure_of("perf/compute_step_time_s")
 FEWEST = 2
 ROUGH = 0.7
-"""Guess from which the fit of a CPU starts: (matmul rate within a model) / (rate of matmuls alone)."""
+"""Guessed ratio of two matmul rates of a CPU: while it trains a model / for matmuls alone. The fit starts from this guess."""
 
 
 @dataclass(frozen=True)
@@ -113,18 +113,18 @@ def calibrate_device(folders: Sequence[Path]) -> Calibration:
 class _Candidate(NamedTuple):
     name: str
     wps: float
-    """Measured words (tokens) per second per device; 0 if unknown, which is possible for an emulated rank."""
+    """Measured tokens per second per device; 0 if an emulated rank measured only `compute_s`."""
     compute_s: float | None
     """Measured seconds per step of an emulated rank, without communication; None if all ranks ran."""
     experiment: Experiment
     device: ExpectedDevices
     """Device of the run. A CPU's name includes the number of threads per worker, because a CPU's rates depend on that number."""
     matmul_rate: dict[str, float]
-    """Matmul rate from which the fit of a CPU starts, such as {'fp32_tflops': 0.4}: ROUGH x measured rate. Empty for a GPU."""
+    """Matmul rate at which the fit of a CPU starts: ROUGH x measured rate, such as {'fp32_tflops': 0.4}. Empty for a GPU."""
 
 
 def _candidate(name: str, row: Row) -> _Candidate:
-    """Return a combination of settings with its speed and device. Raise ConfigError if the fit cannot use the run."""
+    """Return the combination of settings in `row` with its speed and device. Raise ConfigError if the fit cannot use `row`."""
     found = row.figures if row.completed else {}
     wps, compute_s = found.get(WPS.summary_keys[0]) or 0.0, found.get(COMPUTE.summary_keys[0])
     if (compute_s or wps) <= 0:

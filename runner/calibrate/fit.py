@@ -64,7 +64,7 @@ class MeasuredRun(NamedTuple):
     name: str
     workload: Workload
     wps: float
-    """Measured words (tokens) per second per device."""
+    """Measured tokens per second per device."""
 
     def error_pct(self, hardware: GPU | CPU) -> float:
         """Return the percentage by which the speed predicted for a device exceeds the measured speed."""
@@ -77,9 +77,9 @@ class Fitted(NamedTuple):
     hardware: GPU | CPU
     """Device with the fitted constants."""
     unknown: dict[str, float]
-    """Remaining uncertainty, keyed by constant: standard deviation of the constant's logarithm after the fit / before the fit."""
+    """Standard deviation of each constant's logarithm after the fit, divided by that before the fit."""
     ratio_unknown: float
-    """Remaining fraction of the uncertainty of matmul speed / memory bandwidth, a ratio that decides the gain of compiling."""
+    """Same fraction as in `unknown`, for (matmul speed / memory bandwidth). Compiling's gain depends on this quotient."""
 
     @property
     def tells_apart(self) -> bool:
@@ -97,7 +97,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
         return scaled(hardware, {each.key: math.exp(x) for each, x in zip(constants, logarithms, strict=True)})
 
     def residuals(logarithms: Any) -> Any:
-        """Return residuals in standard deviations: log(predicted / measured speed) per run, then log(factor) per constant."""
+        """Return residuals in standard deviations: log(predicted / measured speed) per run, then `logarithms` per constant."""
         device = with_factors(logarithms)
         errors = [math.log(each.workload.wps(device) / each.wps) for each in runs]
         return np.concatenate([np.array(errors) / noise, logarithms / priors])

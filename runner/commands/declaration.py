@@ -1,4 +1,4 @@
-"""Classes that declare verbs, arguments and options, without dataclasses, because importing `dataclasses` slows `--help` down."""
+"""Classes that declare verbs, arguments and options, written without `dataclasses`, whose import would slow `--help` down."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal, TypeAlias
 
     Value: TypeAlias = Literal["text", "number", "directory", "file", "term", "group"] | tuple[str, ...]
-    """Type of a value, used for Tab completion: `term` is a word that `help` explains, and a tuple lists the valid values."""
+    """Type of a value, for Tab completion: `term` is a word that `meshrunner help` explains; a tuple lists the valid values."""
 
 
 class Argument:
@@ -36,7 +36,7 @@ class Flag:
 
     `flags` are the spellings of the option, the longest last. `metavar` names the value in help texts: "" if the option takes no
     value, `[NAME]` if the value may be omitted. `repeats` means that the option may be given several times and that its value
-    is a list. At most one of a verb's exclusive options may be given."""
+    is a list. A user may give at most one of a verb's options that have `exclusive` set."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ HELP = Flag(("-h", "--help"), "show this help")
 class Command:
     """A verb, implemented by the function of the same name in `runner/verbs/PATH.py`. `path`: for example `launching/run`.
 
-    A verb that takes Hydra overrides accepts either overrides or `arguments`. `fails_if` and `found_if` are the reasons for exit
-    status 1 and 3, or "" if the verb never returns this status. `executes` tells whether the verb executes runs.
+    A verb that takes Hydra overrides accepts either overrides or `arguments`. `fails_if` is the reason for exit status 1,
+    `found_if` the reason for exit status 3; an empty reason means never. `executes` tells whether the verb executes runs.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ def split(verb: str, arguments: Iterable[str]) -> tuple[argparse.Namespace, list
 
 
 def existing(directory: Path) -> Path:
-    """Return a directory's absolute path; raise ConfigError if it does not exist."""
+    """Return the absolute path of a directory; raise ConfigError if the directory does not exist."""
     if not directory.is_dir():
         raise ConfigError(f"no such directory: {directory}")
     return directory.absolute()

@@ -1,4 +1,4 @@
-"""Find the best row of each cell. The rows of a cell have equal values of the keys in `--best-by model,launch.nodes`.
+"""Divide rows into cells by the values of the keys in `--best-by model,launch.nodes`, and find the best row of each cell.
 
 The best row is the fastest measured row or, if no row was measured, the fastest row that is predicted to fit.
 """
@@ -18,18 +18,18 @@ from meshrunner.runner.figures import PREDICTION, Figure, figure_of, number
 from meshrunner.runner.rundir import CRASHED, FITTING, RESULTS, VERDICT, PlanRecord
 
 WORK = {"matmul": "matmuls", "attention": "attention", "memory": "elementwise work", "optimizer": "the optimizer"}
-"""Names of the parts of a step, keyed as in `perf/seconds_by_part`."""
+"""Words for the parts of a step, as the table shows them, keyed as in `perf/seconds_by_part`."""
 EXPOSED = "perf/exposed_communication_s"
 
 
 class Candidate(NamedTuple):
-    """A row that may be the best of its cell. The better of two candidates is the greater tuple."""
+    """A row that may be the best of its cell. The best candidate has the greatest (measured, fits, speed)."""
 
     measured: bool
     fits: bool
     """Whether the run fits; False if the predicted verdict is `borderline`."""
     speed: float
-    """Value of the figure `Comparison.speed` if the row was measured, else predicted WPS."""
+    """Measured value of the figure `Comparison.speed`, or predicted WPS if the row was not measured."""
     row: Row
 
     def value(self, key: str) -> float | None:
@@ -48,7 +48,7 @@ class Cell(NamedTuple):
 
 
 def by(comparison: Comparison, keys: str | None = None) -> Comparison:
-    """Divide a comparison into cells by `keys`, a list separated by commas. If `keys` is None, use `sweep.best_by`.
+    """Divide the rows of a comparison into cells by `keys` (separated by commas). If `keys` is None, use `sweep.best_by`.
     Raise ConfigError if a key is unknown."""
     if keys is None:
         option = "sweep.best_by"
@@ -86,7 +86,7 @@ def _candidate(row: Row, figure: Figure) -> Candidate | None:
 
 
 def columns(comparison: Comparison) -> list[Column]:
-    """Return the columns of the table that has one line for each cell."""
+    """Return the columns of the table of best rows, with one line for each `Cell`."""
     lines = []
     for cell in cells(comparison):
         line = dict(zip(comparison.best_by, map(text, cell.values), strict=True))
@@ -111,7 +111,7 @@ def columns(comparison: Comparison) -> list[Column]:
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return an object for each cell: its values, the best row's settings and figures, and the second-best row."""
+    """Return a JSON object for each `Cell`: the cell's values, the best row's settings and figures, and the second-best row."""
     found = []
     for cell in cells(comparison):
         best, second = [*cell.ranked[:2], None, None][:2]

@@ -17,13 +17,13 @@ from meshrunner.runner.rundir import FITTING, PlacedSweep, Summary
 from meshrunner.runner.rundir.files import SWEEP
 
 UNTESTED = "(not tested)"
-"""Mark of an untested difference, shown in grey: the row or its baseline has fewer than REPEATS runs."""
+"""Grey mark of a difference that is not tested, because the row or its baseline has fewer than REPEATS runs."""
 OTHER = {"model": "other model", "seq_len": "other length", "batch": "other batch"}
 """Marks of differences in speed between rows with different workloads, keyed by the part of `Run.workload` that differs."""
 UNREMARKABLE = ("completed", *FITTING)
 """States of rows that need no reason: the row completed, or it was only planned and is predicted to fit."""
 LISTED = 8
-"""Maximum number of rows named per reason."""
+"""Maximum number of rows, or of global batches, that a line below the table lists."""
 FACT_VALUES = 3
 """Maximum number of values listed for a fact that differs between runs."""
 FEWEST_STEPS = 3
@@ -85,7 +85,7 @@ def _delta(against: Against | None) -> str:
 
 
 def legend(comparison: Comparison) -> Iterator[str]:
-    """Yield a line for each mark and word in the cells that needs an explanation."""
+    """Yield the lines that explain the marks and words in the table."""
     against = [each for each in comparison.against if each is not None]
     tested = [each.speed.within_noise for each in against if each.speed.percent is not None]
     if True in tested:
@@ -131,7 +131,7 @@ def legend(comparison: Comparison) -> Iterator[str]:
 
 
 def other_workloads(parts: set[str], runs: Iterable[Run]) -> Iterator[str]:
-    """Yield a line that explains each mark of OTHER in a table of `runs`. `parts`: the values of `Against.other`."""
+    """Yield an explanation of each mark in OTHER that a table of `runs` shows. `parts`: the values of `Against.other`."""
     for part in sorted(parts & {"model", "seq_len"}):
         yield f"{OTHER[part]}: speeds of rows that differ in {part} cannot be compared; give {part} one value"
     if "batch" in parts:
@@ -154,7 +154,7 @@ def _few_steps(run: Run) -> str:
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """Return a line for each reason why rows did not complete or why their first steps do not count, with names of the rows."""
+    """Return one line, with row names, for each reason why rows did not complete or why steps before a resume do not count."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)
@@ -208,7 +208,7 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def facts(comparison: Comparison) -> dict[str, str]:
-    """Return the known facts, keyed by title. If runs differ in a fact, list the values of all runs."""
+    """Return the known facts, keyed by title. If runs differ in a fact, list its first FACT_VALUES values."""
     known = [_facts(run) for run in comparison.runs]
     found = {title: list(dict.fromkeys(each[title] for each in known if each[title])) for title in known[0]}
     return {title: first_of(values, FACT_VALUES, "; ") for title, values in found.items() if values}

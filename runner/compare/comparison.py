@@ -35,13 +35,13 @@ class Gain:
     """The difference of a figure between a row and its baseline."""
 
     percent: float | None
-    """Percentage by which the row exceeds the baseline, in the geometric mean if the difference is tested, else in the median."""
+    """Percentage by which the row exceeds the baseline. Tested differences compare geometric means, others compare medians."""
     p_value: float | None
     """The p-value, adjusted for the number of tests of this figure in the table; None if the difference is not tested."""
     repeats: int
-    """Number of completed runs with a known value, in the row or in the baseline, whichever has fewer."""
+    """Number of completed runs with a known value: the smaller of the numbers for the row and for the baseline."""
     interval: tuple[float, float] | None = None
-    """Confidence interval of `percent`, at 95% for all intervals of a table together; None if the difference is not tested."""
+    """Confidence interval of `percent`; None if not tested. The confidence is 95% for all intervals of a table together."""
 
     @property
     def within_noise(self) -> bool | None:
@@ -64,7 +64,7 @@ class Against:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows of a comparison and the comparison of each row with its baseline."""
+    """The rows to compare, and the differences between each row and its baseline."""
 
     keys: list[str]
     """The varying keys, whose values name a row."""
@@ -72,7 +72,7 @@ class Comparison:
     """The figure by which speeds are compared."""
     rows: list[Row]
     baseline: tuple[str, str] | None
-    """Key and value of the baseline, as text."""
+    """The key and the value, as text, that define the baseline rows; None if there is no baseline."""
     against: list[Against | None]
     """The comparison of each row with its baseline; None for a row that has no baseline or is itself a baseline."""
     remarks: list[str]
@@ -108,7 +108,7 @@ class Comparison:
         return self.baseline is not None and text(row.values.get(self.baseline[0])) == self.baseline[1]
 
     def name(self, row: Row) -> str:
-        """Return the name of a row for a sentence: the row's varying values, or its directory if nothing varies."""
+        """Return how sentences name a row: by its varying values, or by its directory if nothing varies."""
         return row_name(row.values, self.keys) or row.runs[0].path.name
 
 
@@ -117,8 +117,8 @@ def compare_runs(
 ) -> Comparison:
     """Merge repeats into rows, sort the rows, and compare each row with its baseline.
 
-    `baseline` is KEY=VALUE. The baseline of a row is the row that has VALUE for KEY and equal values of all other varying keys.
-    Raise ConfigError if KEY does not vary or no row has VALUE. `option`: name of the setting `baseline` in error messages.
+    `baseline` is KEY=VALUE. The baseline of a row has VALUE for KEY, and has the same values as the row for all other varying
+    keys. Raise ConfigError if KEY does not vary or no row has VALUE. `option`: name of `baseline` in error messages.
     `further`: figures to compare in addition to speed, memory and the time to the first step.
     """
     keys = Keys(runs)
@@ -170,7 +170,7 @@ def compare_folders(
 
 
 def compare_sweep(sweep_dir: Path, further: Sequence[Figure] = ()) -> tuple[Comparison, str | None]:
-    """Compare the runs of a sweep with `sweep.baseline`. Return the comparison, and an error if `sweep.baseline` is wrong."""
+    """Compare the runs of a sweep with `sweep.baseline`. Return the comparison, and a message if `sweep.baseline` is wrong."""
     runs = read_runs([sweep_dir])
     baseline = next((run.sweep.get("baseline") for run in runs if run.sweep), None)
     try:
@@ -182,7 +182,7 @@ def compare_sweep(sweep_dir: Path, further: Sequence[Figure] = ()) -> tuple[Comp
 
 
 def check_baseline(baseline: str, runs: Sequence[Run]) -> None:
-    """Raise ConfigError if `sweep.baseline` names no run. Accept a key that does not vary, as in named experiments."""
+    """Raise ConfigError if `sweep.baseline` names no run. Accept a key that the user fixed although an experiment varies it."""
     keys = Keys(runs)
     key, separator, _ = baseline.partition("=")
     known = {name for run in runs for name in (*run.config, *flatten(run.config))}
@@ -191,7 +191,7 @@ def check_baseline(baseline: str, runs: Sequence[Run]) -> None:
 
 
 def _parsed(baseline: str, names: list[str], rows: list[Row], option: str) -> tuple[str, str]:
-    """Parse a baseline's `key=value`. Return the key, and the value as `text` formats it in the rows."""
+    """Parse a baseline's `key=value`. Return the key, and the value as the rows spell it: `0.001` for `1e-3`."""
     key, separator, value = baseline.partition("=")
     if not separator:
         raise ConfigError(f"{option}: expected KEY=VALUE, for example parallelism=fsdp1, got '{baseline}'")
@@ -213,7 +213,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -> list[Row]:
-    """Sort rows by their values: the baseline's value first, then in order of appearance. Rows without a config are last."""
+    """Sort rows by the values of `names`: baseline value first, others in order of appearance. Rows without a config are last."""
     order: dict[str, dict[str, int]] = {name: {} for name in names}
     if chosen:
         order[chosen[0]][chosen[1]] = 0
@@ -232,8 +232,8 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
     """Return the index of each row's baseline, keyed by the index of the row. Leave out rows without a baseline.
 
-    Settings that the baseline's option does not have are ignored, such as `model.experts` if the baseline is `model=llama_tiny`.
-    If the baseline is a directory with a single row, this row is the baseline of all other rows.
+    Ignore settings that the baseline's option lacks, such as `model.experts` if the baseline is `model=llama_tiny`. If the
+    baseline is a directory with a single row, this row is the baseline of all other rows.
     """
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
     own = {key, *(name for row in rows for name in row.values if name.startswith(f"{key}.") and name not in there)}
@@ -260,7 +260,7 @@ def other_workload(run: Run, baseline: Run) -> str:
 
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
-    """Return `Comparison.scaling`. Of the rows that differ only in SCALES, the first with the fewest devices is the reference.
+    """Return `Comparison.scaling`. Among rows that differ only in SCALES, the reference is the first row with the fewest devices.
 
     WPS uses wall-clock time, even on CPUs. CPU time would omit the time that processes spend waiting for each other.
     """
@@ -280,7 +280,7 @@ def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
 
 
 def percent_more(values: Sequence[float], baseline: Sequence[float]) -> float | None:
-    """Return the percentage by which the median of `values` exceeds the median of `baseline`; None if it is unknown."""
+    """Return by how many percent the median of `values` exceeds the median of `baseline`; None if undefined."""
     if not values or not baseline or median(baseline) <= 0:
         return None
     return 100 * (median(values) / median(baseline) - 1)

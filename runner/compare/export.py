@@ -14,11 +14,11 @@ from meshrunner.runner.rundir import VERDICT
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return a flat object for each row: the varying keys, state, reason, and the figures under their names in summary.json.
+    """Return a flat object for each row: the varying keys, the state, the reason, and the figures, named as in summary.json.
 
     `scaling_pct` is present if rows differ in the number of devices, and `plan/verdict` is present if a run was predicted. The
-    key `emulated` is present if a run emulated a rank. If there is a baseline, `speed` is the key of the figure that
-    `speed_vs_baseline_pct`, `p_value` and `within_noise` compare. `p_value` and `within_noise` are null if the difference is not
+    key `emulated` is present if a run emulated a rank. If there is a baseline, `speed` is the key of the figure to which
+    `speed_vs_baseline_pct`, `p_value` and `within_noise` refer. `p_value` and `within_noise` are null if the difference is not
     tested. `loss_why` explains a null `loss_verdict`. `runs` lists the repeats.
     """
     found = []
@@ -77,7 +77,7 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def as_json(comparison: Comparison) -> str:
-    """Return the rows as a JSON list or, if the comparison has cells, the best row of each cell."""
+    """Return the rows as a JSON list or, if `best_by` divides the rows into cells, the best row of each cell."""
     found = best.records(comparison) if comparison.best_by else records(comparison)
     # JSON cannot represent a setting that is infinite or not a number. Such a setting becomes text.
     finite = json.loads(json.dumps(found, default=str), parse_constant=str)

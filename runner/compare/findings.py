@@ -1,4 +1,4 @@
-"""Summarise a comparison in two to four sentences. Differences are quantified only if they were tested for noise."""
+"""Summarise a comparison in a few sentences. Differences are quantified only if they were tested for noise."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -17,15 +17,15 @@ LISTED = 3
 WORTH_NAMING = 0.02
 """Smallest relative difference in memory or in the time to the first step that a sentence names."""
 WORKLOAD = ("model", "seq_len")
-"""Sections and keys that decide the work per token. If rows differ in such a key, no row is called the fastest."""
+"""Sections and keys that decide the work per token. No row is called the fastest if the work per token differs."""
 TAKES = f"a test needs {REPEATS} completed runs of a combination (sweep.repeat={REPEATS} or auto)"
 MAX_VALUES = 3
-"""Maximum number of values that a pattern lists."""
+"""Maximum number of values in a description such as `parallelism=fsdp1 or fsdp2`."""
 MAX_PARTS = 3
 """Maximum number of parts that `common` splits rows into."""
 
 Values = dict[str, Any]
-"""Values of a row, keyed by varying key."""
+"""The varying keys of a row and their values."""
 
 
 def findings(comparison: Comparison) -> list[str]:
@@ -36,7 +36,7 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def _best(comparison: Comparison) -> str:
-    """Name the fastest row, the rows that no test distinguishes from it, and the row with the least memory."""
+    """Name the fastest row, the rows that no test distinguishes from the fastest row, and the row with the least memory."""
     speed = comparison.speed
     measured = [row for row in comparison.rows if row.measured(speed)]
     comparable = _comparable(comparison)
@@ -68,7 +68,7 @@ def _provisional(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _leader(rows: Sequence[Row], noise: Noise, sign: int = 1) -> tuple[Row, list[Row]]:
-    """Return the row with the highest values, or the lowest if `sign` is -1, and the rows that no test distinguishes from it."""
+    """Return the row with the highest values (lowest if `sign` is -1), and the rows that no test distinguishes from that row."""
     leader = rows[0]
     for row in rows[1:]:
         difference = noise.difference(row.key, leader.key)
@@ -130,7 +130,7 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _against(comparison: Comparison) -> Iterator[str]:
-    """Yield a sentence per value of the baseline's key, with the median and range of speed gains and the number within noise."""
+    """Yield a sentence per value of the baseline's key: median and range of the speed gains, and the number within noise."""
     if comparison.baseline is None:
         return
     key, baseline = comparison.baseline
@@ -160,7 +160,7 @@ def _against(comparison: Comparison) -> Iterator[str]:
 
 
 def _further(pairs: Sequence[Against]) -> Iterator[str]:
-    """Yield a clause for each further figure, such as peak memory, that differs beyond noise."""
+    """Yield a clause for each figure in `Against.further`, such as peak memory, that differs from the baseline beyond noise."""
     for key in pairs[0].further:
         gains = [each.further[key] for each in pairs]
         beyond = [each.percent or 0.0 for each in gains if each.within_noise is False]
@@ -198,7 +198,7 @@ def _losses(comparison: Comparison) -> str:
 
 
 def _without_result(comparison: Comparison) -> str:
-    """Count rows that failed or were skipped, by state. Name the settings that distinguish these rows from other rows."""
+    """Count rows that failed or were skipped, by state. Name the settings that distinguish rows in one state from other rows."""
     parts = []
     for state in dict.fromkeys(filter(None, map(_trouble, comparison.rows))):
         rows = [row.values for row in comparison.rows if _trouble(row) == state]
@@ -227,7 +227,7 @@ class _Pattern(NamedTuple):
 
 
 def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> list[tuple[int, str]]:
-    """Describe `rows` in words that apply to none of `others`. Return (number of rows, description) pairs, or [].
+    """Describe `rows` in words that apply to none of `others`. Return (number of rows, description) pairs, or [] if none exist.
 
     If one conjunction of patterns describes all `rows`, return one pair. Otherwise, split `rows` by the values of one key into
     at most MAX_PARTS parts, and return a pair for each part.

@@ -10,7 +10,7 @@ from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.rundir import key_of
 
 MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
-"""Kinds of effect that can change a measurement. Repeats of a run have equal values of all settings with such an effect."""
+"""Kinds of effect that can change a measurement. Repeats of a run agree in all settings that can change a measurement."""
 
 DIRECTORY = "directory"
 """Key of `Run.directory` in the table."""
@@ -125,7 +125,7 @@ class Keys:
 
 
 def option_of(run: Run, group: str) -> str | None:
-    """Return the option that a run chose in a group: its name such as `llama3_8b`, or its kind if the name is not recorded."""
+    """Return the option that a run chose in a group: its name such as `llama3_8b`, or its `kind` if the name is not recorded."""
     kind = value_at(run.config, f"{group}.kind")
     return run.choices.get(group, kind if isinstance(kind, str) else None)
 

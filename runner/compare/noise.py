@@ -8,10 +8,10 @@ Drift of the machine's speed from round to round therefore does not count as noi
 even if runs are missing. Logarithms turn differences into ratios.
 
 Each row has its own variance. With three repeats, a row's residuals alone say little about its variance. `Noise` therefore
-averages a row's variance with the pooled variance of all rows (empirical Bayes, as in Smyth 2004). The pooled variance counts as
-`d` degrees of freedom (method of moments). `d` is large if the rows' variances differ no more than chance explains, and small if
-the noise of rows really differs. Three rounds can agree by chance although the steps of each run scatter. A row's variance is
-therefore at least the variance that follows from the scatter of the steps (`rundir.summary.relative_error`).
+averages a row's variance with the pooled variance of all rows (empirical Bayes, as in Smyth 2004). In this average, the pooled
+variance has the weight of `d` degrees of freedom (method of moments). `d` is large if the rows' variances differ no more than
+chance explains, and small if the noise of rows really differs. Three rounds can agree by chance although the steps of each run
+scatter. A row's variance is therefore at least the variance that the scatter of the steps causes (`summary.relative_error`).
 
 tests/unit/compare/test_noise.py simulates sweeps of 2 to 40 rows whose standard deviations differ by up to a factor of 3. At most
 6% of the simulated tables report a false difference from the baseline. If the baseline is three times as noisy as all other rows,
@@ -45,9 +45,9 @@ ALPHA = 0.05
 SHARE = 0.8
 """Share of ALPHA for the tests against the baseline. The rest of ALPHA is for the tests of the fastest row against other rows."""
 POWER = 0.9
-"""Probability that a test detects the smallest difference that counts as visible."""
+"""Probability with which a test detects the difference that `Noise.visible` returns."""
 EQUAL = 1e-12
-"""Maximum difference and standard error of logarithms that count as 0, because identical values may differ by rounding."""
+"""Differences and standard errors of logarithms up to this value count as 0, because identical values may differ by rounding."""
 
 Values = Mapping[Any, float]
 """Values of a figure in the runs of a row, keyed by round. A run that belongs to no round has a unique key."""
@@ -83,8 +83,8 @@ class Noise:
     """The noise of one figure in the runs of a table, and the tests of the table.
 
     All tests together report a false difference with probability ALPHA. If rows are compared with baselines, the tests against
-    baselines use the fraction SHARE of ALPHA (Holm), and the tests of other pairs use the rest. Any other pair
-    may contain the fastest row, so tests of other pairs are corrected for the number of other pairs (Bonferroni).
+    baselines use the fraction SHARE of ALPHA (Holm), and the tests of other pairs use the rest. Tests of other pairs are
+    corrected for the number of other pairs (Bonferroni), because any other pair may contain the fastest row.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Noise:
         looks: float = 1,
         errors: Mapping[Any, Sequence[float]] | None = None,
     ) -> None:
-        """Take the values of each row, keyed by name. Skip values that are not positive. `pairs`: (row, baseline). `looks`:
-        Bonferroni factor for the number of times that a sweep tests the table. `errors`: relative standard errors of values."""
+        """Take each row's values, keyed by row name. Skip values that are not positive. `pairs`: (row, baseline). `looks`:
+        Bonferroni factor for the number of tests of the table during a sweep. `errors`: relative standard errors of values."""
         self.pairs, self.looks = tuple(pairs), looks
         self.rows = [{key: math.log(value) for key, value in row.items() if value > 0} for row in rows.values()]
         self.least = [fmean(error**2 for error in (errors or {}).get(name) or (0.0,)) for name in rows]
-        """Lower limit of the variance of a run, for each row."""
+        """Lower limit of the variance between the runs of each row."""
         self.index = {name: i for i, name in enumerate(rows)}
         shared = Counter(key for row in self.rows for key in row)
         self.rounds = {key: i for i, key in enumerate(key for key, count in shared.items() if count > 1)}
@@ -109,7 +109,7 @@ class Noise:
         return len(self.rows[self.index[row]])
 
     def p_value(self, row: Hashable, other: Hashable) -> float | None:
-        """Return the p-value of a difference, adjusted for the number of tests in the table; None without a test."""
+        """Return the p-value of two rows' difference, adjusted for the number of tests in the table; None without a test."""
         for pair in ((row, other), (other, row)):
             if pair in self._tests.against:
                 return self._tests.against[pair]
@@ -200,8 +200,8 @@ class Noise:
         return _Fit(cells, inverse, effects, variances, freedom, row_freedom)
 
     def visible(self, times: int = 1) -> float | None:
-        """Return the smallest difference in percent that a test detects with the probability POWER; None if nothing is tested.
-        `times`: factor by which to multiply the number of repeats."""
+        """Return the smallest difference in percent that a test detects with the probability POWER: the median over the tests.
+        None if it is infinite or nothing is tested. `times`: factor by which to multiply the number of repeats."""
         pairs, tests = self.pairs, self._tests.pairs
         if not pairs:  # the fastest row is compared with all others
             able = [name for name in self.index if self.runs(name) >= REPEATS]
@@ -243,7 +243,7 @@ class _Tests(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """The solution of a table's equations."""
+    """The least-squares solution of the equations log(value) = combination + round + noise."""
 
     cells: Array
     """1 where a row has a run in a round, else 0: [rows, rounds]."""
@@ -252,7 +252,7 @@ class _Fit(NamedTuple):
     effects: Array
     """Logarithm of the figure of each row, without the effects of rounds: [rows]."""
     variances: Array
-    """Variance of a run of each row: [rows]."""
+    """Variance of the figure's logarithm between the runs of each row: [rows]."""
     freedom: float
     """Degrees of freedom of the pooled variance."""
     row_freedom: float
@@ -260,14 +260,14 @@ class _Fit(NamedTuple):
 
 
 def noise_of(figure: Figure, rows: Sequence[Row], pairs: Iterable[Pair]) -> Noise:
-    """Return the noise of a figure in the completed runs of a table. `pairs`: the keys of rows and their baselines."""
+    """Return the noise of a figure in the completed runs of a table. `pairs`: (row, baseline), each as `Row.key`."""
     errors = {row.key: row.errors(figure) for row in rows}
     return Noise({row.key: row.by_round(figure) for row in rows}, pairs, _looks(rows), errors)
 
 
 def _looks(rows: Sequence[Row]) -> float:
-    """Return the Bonferroni factor for sweeps with `repeat=auto`, which repeat their tests after each further round; otherwise 1.
-    Half of ALPHA is for the tests after the last round, because this round has the most runs, and half is for earlier tests."""
+    """Return the Bonferroni factor for sweeps with `repeat=auto`, where each further round repeats all tests; otherwise 1. Half
+    of ALPHA is for the tests after the last round, when the number of runs is largest. The other half is for earlier tests."""
     runs = [run for row in rows for run in row.runs if run.sweep.get("repeat") == "auto"]
     limits = [limit for run in runs if isinstance(limit := run.sweep.get("max_repeat"), int)]
     most = max(limits, default=REPEATS)
@@ -276,7 +276,7 @@ def _looks(rows: Sequence[Row]) -> float:
 
 
 def holm(p_values: Iterable[float | None], factor: float = 1.0) -> list[float | None]:
-    """Adjust p-values for `factor` times the number of tests, so that a level holds for all tests (Holm 1979). Keep None."""
+    """Adjust p-values for `factor` times the number of tests, so that ALPHA holds for all tests (Holm 1979). Keep None."""
     adjusted = list(p_values)
     known = sorted((p, i) for i, p in enumerate(adjusted) if p is not None)
     least = 0.0

@@ -16,7 +16,7 @@ from meshrunner.runner.figures import figure_of, number
 
 LOSS, NORM = "train/loss", "train/grad_norm"
 BATCH = "different global batch"
-"""Reason why the curves of two runs cannot be compared: their steps have different numbers of tokens."""
+"""Reason why the curves of two runs cannot be compared: the number of tokens per step differs."""
 TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4}, "bf16": {LOSS: 1e-2, NORM: 5e-2}}
 """Largest relative difference at which two curves agree, for each precision. Even correct runs differ slightly, because each
 parallelism sums in a different order. Rounding to bf16 changes a number by up to 2^-8 = 3.9e-3 of its value. Norms of gradients
@@ -55,8 +55,8 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
     """Compare each completed run of a row with a completed run of its baseline that has the same seed.
 
     `identical`: every loss and gradient norm is equal, bit by bit. `agrees`: every difference is within TOLERANCE.
-    `within seeds`: a difference exceeds TOLERANCE, but at every step the mean losses over all shared seeds differ by at most the
-    standard deviation of the baseline's loss between seeds. Row and baseline must share at least REPEATS seeds.
+    `within seeds`: a difference exceeds TOLERANCE. But at every step, mean losses over all shared seeds differ by at most the
+    baseline's standard deviation over these seeds. Row and baseline must share at least REPEATS seeds.
     """
     mine, theirs = _by_seed(runs), _by_seed(baseline)
     seeds = [seed for seed in mine if seed in theirs]

@@ -38,11 +38,11 @@ from meshrunner.runner.rundir import (
 from meshrunner.runner.rundir.files import CONFIG, OVERRIDES, RECORD_BYTES, is_run
 
 LONGEST_REASON = 2000
-"""Maximum length of a reason, in characters. Longer reasons are truncated."""
+"""Maximum length of the reason for a run's state, in characters. Longer reasons are truncated."""
 MEASURED = "perf/wps_median"
 """Key of summary.json whose presence shows that the run has written its figures."""
 COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
-"""Pattern of the lines in config.yaml that set `steps` and `measure_after`. All versions write these lines in the same form."""
+"""Pattern of the lines in config.yaml that set `steps` and `measure_after`. Every version of meshrunner writes them like this."""
 
 R = TypeVar("R", bound=JsonFile)
 
@@ -67,7 +67,7 @@ class Run:
     """The directory as typed on the command line, if all directories are compared with the first one; otherwise empty."""
 
     def record(self, kind: type[R]) -> R:
-        """Return the record of class `kind`; return an empty record if its file is missing or damaged."""
+        """Return the record of class `kind`; return an empty record if the record's file is missing or damaged."""
         found = self.records.get(kind)
         return found if isinstance(found, kind) else kind()
 
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def precision(self) -> str:
-        """Kind of the option `precision`. `auto` is replaced by the kind that was chosen when the run started."""
+        """The `precision.kind` of the run, such as `bf16`. `auto` is replaced by the kind that the run chose when it started."""
         section = self.config.get("precision")
         kind = section.get("kind") if isinstance(section, dict) else None
         return str(self.environment.precision or kind if kind == "auto" else kind)
@@ -192,7 +192,7 @@ class Row:
         return list(self.by_round(figure).values())
 
     def by_round(self, figure: Figure) -> dict[Any, float]:
-        """Return the values of a figure in the completed runs. The keys distinguish the rounds, and the runs within a round."""
+        """Return the values of a figure in the completed runs, keyed by (round, number of the run within the round)."""
         runs = [run for run in self.completed if not run.figures.get(figure.but)] or self.completed
         found: dict[Any, float] = {}
         seen: Counter[Any] = Counter()
@@ -203,7 +203,7 @@ class Row:
         return found
 
     def errors(self, figure: Figure) -> list[float]:
-        """Return the relative standard error of a figure's median for each completed run that has recorded this error."""
+        """Return the relative standard errors that completed runs have recorded for the median of a figure."""
         errors = (run.figures.get(error_key(figure.key)) for run in self.completed)
         return [error for error in errors if error is not None]
 

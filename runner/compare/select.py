@@ -49,17 +49,19 @@ class Filter(NamedTuple):
     """Values to compare with: one number for `<`, `<=`, `>` and `>=`, or one or more alternatives for `=` and `!=`."""
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return whether a row meets the condition. One of the row's `values` must meet it; for `!=`, all values must meet it."""
+        """Return whether at least one of a row's `values` (with `!=`, every value) meets the condition."""
         if order := ORDERS.get(self.operator):
             return any(order(found, self.given[0]) for value in values if (found := number(value)) is not None)
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if the condition names a value that is not in `values`, or needs a number and `values` has none."""
+        """Raise ConfigError if `values` lacks a value that the condition names, or if `<` or `>` finds no number in `values`."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):
-                raise ConfigError(f"--where: '{self.text}': {self.key} is never a number: {first_of(known, LISTED)}")
+                raise ConfigError(
+                    f"--where: '{self.text}': {self.key} is never a number; its values: {first_of(known, LISTED)}"
+                )
             return
         for given in self.given:
             if not any(_is(value, given) for value in values):
@@ -90,7 +92,7 @@ def parsed(typed: str) -> Filter:
 
 
 def named(name: str, fields: Mapping[str, Field], option: str) -> str:
-    """Return the full name of a field, given its full name or its last part. Raise ConfigError if `name` is unknown or ambiguous.
+    """Return the full name of a field. `name`: full name or its last part. Raise ConfigError if `name` is unknown or ambiguous.
 
     If several fields end in `name`, prefer a field that has a column in the table, and prefer measured to predicted figures.
     """
@@ -130,10 +132,9 @@ def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> lis
 
 
 def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[int]:
-    """Return the indices of rows, sorted by the field named `by`. Figures start with the best value; other fields start
-    with the smallest value.
+    """Return the indices of rows, sorted by the field named `by`. Numbers come before text, and rows without a value are last.
 
-    A minus before the name reverses the order. Numbers sort before text. Rows without a value always come last.
+    Figures start with the best value; other fields start with the smallest value. A minus before the name reverses the order.
     """
     field = fields[named(by.removeprefix("-"), fields, "--sort")]
 
@@ -150,7 +151,8 @@ def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[i
 def select(
     comparison: Comparison, where: Sequence[str] = (), sort: str | None = None, top: int | None = None
 ) -> Comparison:
-    """Keep the rows that meet all conditions, at most the first `top` by `sort` or speed. Raise ConfigError if no row is left."""
+    """Keep the rows that meet all conditions. Sort them by `sort` (by speed if only `top` is given), and keep the first `top`.
+    Raise ConfigError if no row is left."""
     fields, rows = fields_of(comparison), comparison.rows
     check_top(top)
     chosen = meeting(where, fields, len(rows))

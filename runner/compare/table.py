@@ -41,7 +41,7 @@ def html(comparison: Comparison) -> str:
 
 
 def _below(comparison: Comparison) -> list[str]:
-    """Return the lines below the table: explanations, and facts that the runs share."""
+    """Return the lines below the table: explanations, and facts about the runs."""
     below = [*legend(comparison), *comparison.remarks, *reasons(comparison)]
     return [*map(one_line, below), *(one_line(f"{title}: {value}") for title, value in facts(comparison).items())]
 
@@ -75,7 +75,7 @@ def print_table(comparison: Comparison) -> None:
 
 
 def print_best(comparison: Comparison) -> None:
-    """Print the best row of each cell: as Markdown if the output is piped, else as tables that fit the terminal's width."""
+    """Print the table of best rows: as Markdown if the output is piped, else as tables that fit the terminal's width."""
     table, screen = best.columns(comparison), console()
     if not on_terminal():
         print("\n".join(lines_of(table)))
@@ -102,8 +102,8 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 def parts(table: Sequence[Column], width: int, names: Sequence[str], keys: int = 1) -> list[list[Column]]:
     """Split the columns of a table that is wider than `width` characters into several tables. Each table starts with row numbers.
 
-    The first `keys` columns identify a row, so each table repeats them. If this leaves no room for the leading columns, each
-    table instead repeats a column with shortened names of the rows.
+    The first `keys` columns identify a row, so each table repeats them. If they leave too little room for the other columns, the
+    tables repeat shortened row names instead, and extra tables show the first `keys` columns.
     """
     if _needed(table) <= width:
         return [list(table)]

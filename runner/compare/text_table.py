@@ -16,7 +16,7 @@ class Column(NamedTuple):
     title: str
     cells: list[str]
     leads: bool = False
-    """Whether the column is shown first if there is no room for all columns."""
+    """Whether the first table must contain the column if the columns are split into several tables."""
 
 
 def lines_of(table: Sequence[Column]) -> list[str]:

@@ -129,7 +129,7 @@ class Composer:
         return composed
 
     def compose_sweep(self) -> DictConfig:
-        """Compose the configuration of a sweep with its section `hydra`. Keys that the sweep varies have their default values."""
+        """Compose a sweep's configuration with its section `hydra`. Leave the keys that the sweep varies at their defaults."""
         config = self._compose(RunMode.MULTIRUN)
         # Refuse secrets before Hydra's sweeper copies the values into the overrides of each job.
         sections: Any = OmegaConf.to_container(config, resolve=False)
@@ -148,7 +148,7 @@ class Composer:
     ) -> None:
         """Run Hydra's sweeper, which passes batches of jobs to the launcher. The launcher calls `ended` after each batch.
 
-        If `jobs` (a list of overrides for each job) is given, launch these jobs as one batch without the sweeper.
+        If `jobs` is given, launch these jobs as one batch without the sweeper. Each job is a list of overrides.
         """
         # Hydra.multirun would compose the configuration again and put a later time into the directory's name.
         callbacks = Callbacks(config)

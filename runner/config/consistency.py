@@ -111,7 +111,7 @@ def _remarks(experiment: Experiment) -> list[str]:
 
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
-    """Raise ConfigError if forward and backward gather a unit in a recomputed block at different times. Torch 2.13 fails then."""
+    """Raise ConfigError if forward and backward gather a unit of a recomputed block at different times. Torch 2.13 fails then."""
     from meshrunner.recipes.parallelism.wrap_policy import inside_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint
@@ -120,7 +120,7 @@ def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapP
     recomputed = any(map(option.recomputes, range(len(network.block_names()))))
     if names and recomputed and layout.plans_buffers:
         raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit with planned buffers: it is inside a recomputed block and is gathered at "
+            f"wrap: '{names[0]}' cannot be a unit if buffers are planned: it is inside a recomputed block and is gathered at "
             "different times in forward and backward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
         )
     if names and layout.kind == "fsdp2" and ahead and option.kind == "selective_op":

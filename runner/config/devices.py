@@ -16,7 +16,7 @@ from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """Device files of the NVIDIA driver and the AMD driver."""
 CORES = "MESHRUNNER_CORES"
-"""Environment variable with the maximum number of CPU cores of a run; a sweep sets it if several runs share the node."""
+"""Environment variable with the number of CPU cores that a run may use; a sweep sets it if several runs share the node."""
 CPU_WORKERS = 2
 """Default number of workers on a node without GPUs: more than one, because a single worker would not communicate."""
 
@@ -40,7 +40,7 @@ class NodeDevices(NamedTuple):
 
     type: str
     workers: int
-    """Number of workers on each node of the run's mesh."""
+    """Number of workers per node in the run's mesh; this node starts `processes` of them."""
     threads: int
     """CPU threads of each worker."""
     emulated: bool = False

@@ -40,15 +40,15 @@ class Launch(Section):
         dict[str, Annotated[str, BeforeValidator(as_text, json_schema_input_type=str | int | float | bool)]],
         AfterValidator(effective),
     ]
-    """Environment variables of the workers, such as allocator, NCCL and CUDA settings; these override exported variables."""
+    """Environment variables of the workers, such as allocator, NCCL and CUDA settings; these variables override exported ones."""
     bind: Literal["auto", "none"] = "auto"
-    """CPUs that a worker may use; auto: the CPUs in its GPU's NUMA domain, if there are at least 2 per worker; none: all CPUs."""
+    """CPUs that a worker may use; auto: its GPU's NUMA domain, if that domain has at least 2 CPUs per worker; none: all CPUs."""
     emulate: Annotated[int | None, whole(None, at_least=0)] = None
     """Rank that a single local device emulates; null: start all ranks."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
-    """GiB of host memory that a worker may allocate after the recipe starts, before the run ends as `oom`; null: no limit."""
+    """Maximum GiB of host memory a worker may allocate after the recipe starts; more ends the run as `oom`; null: no limit."""
     start_timeout_minutes: Minutes
     """Maximum minutes until the first step is completed, including compilation; a slower run ends as `timeout`."""
     timeout_minutes: Minutes
@@ -84,21 +84,21 @@ class Sweep(Section):
     exclude: list[str]
     """Combinations to leave out: each entry lists conditions that must all match, such as `precision=bf16 micro_batch=8,16`."""
     baseline: str | None
-    """Setting of baselines, such as `parallelism=fsdp1`. A row's baseline differs from the row only in the baseline setting."""
+    """Setting that makes a row a baseline, such as `parallelism=fsdp1`. A row and its baseline differ only in this setting."""
     best_by: list[str] = []
-    """Keys by which to name the best rows: a table shows the best row for each combination of their values."""
+    """Keys that divide rows into groups with equal values, such as [model]; a table shows the best row of each group."""
     repeat: Annotated[int | Auto, whole("auto", at_most=1000)]
-    """Number of runs of each combination, in rounds; auto: 3, then more for combinations whose order is not decided."""
+    """Number of times to run each combination with each seed; auto: 3, then more for combinations too close in speed to rank."""
     max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8
-    """Maximum number of rounds if `repeat` is auto."""
+    """Maximum number of times to run each combination with each seed if `repeat` is auto."""
     order: Literal["shuffled", "as_given"] = "shuffled"
-    """Order of combinations within each round; shuffled: a random order that depends on the key `seed`."""
+    """Order of the combinations in each round of repeats; shuffled: a random order that depends on the key `seed`."""
     seeds: Annotated[int, whole(at_most=1000)]
-    """Number of seeds per combination: `seed`, `seed` + 1 and so on. Differences between the seeds show the noise."""
+    """Number of seeds per combination: `seed`, `seed` + 1 and so on. The spread of results over the seeds shows the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
     """Maximum number of retries of a run that failed or timed out."""
     rerun: list[Literal["completed", "oom", "skipped"]]
-    """Final states of the runs of a sweep that `meshrunner resume` executes again, discarding their earlier results."""
+    """Final states after which `meshrunner resume` executes a run of the sweep again and discards the run's earlier results."""
     devices: AutoCount
     """Number of this node's devices to divide among concurrent runs; auto: all visible GPUs, or one run at a time on CPUs."""
     fail_fast: bool
@@ -119,9 +119,9 @@ class Tune(Section):
     runs: Annotated[int, whole(at_most=1000)]
     """Maximum number of runs of the search, not counting the repeats that compare the fastest combinations at the end."""
     minutes: Annotated[float | None, Field(gt=0)]
-    """Total minutes of runs after which the search starts no further runs; null: no limit."""
+    """Total running time, in minutes, after which the search starts no further runs; null: no limit."""
     tolerance: Annotated[float, Field(gt=0, lt=1)]
-    """Fraction of the best speed: the search ends when, with 95% probability, no combination is faster by more than this."""
+    """Fraction of the best speed: the search ends if, at 95% probability, no combination is faster by more than this fraction."""
     steps: Annotated[int, whole(at_least=2)]
     """Number of optimizer steps of each run of the search; replaces the key `steps`."""
 
@@ -130,7 +130,7 @@ class Experiment(Recipe):
     """A recipe with its hardware, tracker, profiler and launch settings, for a single run or one run of a sweep."""
 
     hardware: Annotated[SerializeAsAny[Hardware], chosen(Hardware)]
-    """Type of device: peak FLOP/s, memory and bandwidths, to which MFU and memory percentages are relative."""
+    """Device type with its peak FLOP/s, memory and bandwidths, to which MFU and memory percentages are relative."""
     tracker: Annotated[SerializeAsAny[Tracker], chosen(Tracker)]
     """Destination of figures in addition to the run directory, such as Weights & Biases."""
     profiler: Annotated[SerializeAsAny[Profiler], chosen(Profiler)]
@@ -153,10 +153,10 @@ class Experiment(Recipe):
         Field(json_schema_extra=lambda schema: schema.update(enum=[*summary_keys()])),
         Affects.SWEEP,
     ]
-    """Key in summary.json of the value that hydra/sweeper optimises. The default sweeper ignores this key."""
+    """Key in summary.json whose value hydra/sweeper optimises. The default sweeper ignores this key."""
 
     def host_memory(self, workers: int) -> tuple[str, float]:
-        """Return a description and the size in GiB of the memory that each of `workers` workers on a CPU has."""
+        """Return (description, GiB) of the memory available to one CPU worker. `workers`: number of workers on the node."""
         if (limit := self.launch.host_memory_gib) is not None:
             return "a worker (launch.host_memory_gib)", limit
         workers = workers if self.launch.emulate is None else 1
@@ -164,7 +164,7 @@ class Experiment(Recipe):
         return "this machine's memory" + (f" / {workers} workers" if workers > 1 else ""), memory_gib
 
     def sequences_per_step(self, workers: int) -> int:
-        """Return the global batch in sequences, from `global_batch` or else from the layout. workers: workers per node."""
+        """Return the global batch in sequences, from `global_batch` or else from the layout. `workers`: number per node."""
         return self.accumulation(self.parallelism.degrees(self.launch.nodes, workers).data)[0]
 
     def host_bytes(self, ranks: int) -> int:

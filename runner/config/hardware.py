@@ -22,7 +22,7 @@ class PeakFlops(Section):
 
 
 class Efficiency(Section):
-    """Constants from which `plan` predicts speeds: fractions of the data sheet's rates that kernels reach, and fixed times."""
+    """Constants from which `plan` predicts speeds: the share of each data-sheet rate that kernels reach, and fixed times."""
 
     matmul: float = Field(gt=0, le=1)
     """Fraction of the peak rate that matmuls reach."""
@@ -67,7 +67,7 @@ class CPUSpeed(Section):
     collective_s: float = Field(ge=0)
     """Latency of a collective, in seconds."""
     jitter: float = Field(ge=0)
-    """Standard deviation of the time that one second of work takes, in seconds. Collectives wait for the slowest worker."""
+    """Standard deviation, in seconds, of a worker's delay after 1 second of work. Collectives wait for the slowest worker."""
 
 
 class Hardware(Option):
@@ -80,7 +80,7 @@ class Hardware(Option):
     }
 
     def found(self, device_name: str, memory_gib: float) -> "Hardware | None":
-        """Return the option with a device's rates, or None if unknown. hardware=auto returns the match in conf/hardware."""
+        """Return the option with a device's rates, or None if there is none. With hardware=auto, search conf/hardware."""
         return self
 
     def peak_tflops(self, rate: str) -> float | None:
@@ -115,7 +115,7 @@ class GPU(Hardware):
     efficiency: Efficiency = Efficiency.model_construct(  # builds no validator, which would slow down every import
         matmul=0.48, attention=0.36, attention_backward=0.29, memory=0.8, contention=0.1, kernel_s=2e-6, host_s=6e-6
     )
-    """Constants for predicting speeds: fractions of this device's rates that kernels reach, and fixed times per operator."""
+    """Constants for predicting speeds: the share of each device rate that kernels reach, and fixed times per operator."""
     calibrated: Calibrated | None = None
     """Quality of the fit of `efficiency` by `meshrunner calibrate`; null: `efficiency` is not fitted."""
 

@@ -24,7 +24,7 @@ class Usable(NamedTuple):
 
     run_dirs: list[Path]
     first: Experiment
-    """Experiment of the first run in `run_dirs`, whose section `sweep` applies to the whole sweep."""
+    """Experiment of the first run in `run_dirs`. The keys `sweep.*` of this experiment apply to the whole sweep."""
     damaged: int
     """Number of damaged runs, plus 1 if the sweep's own files are damaged. Missing run directories are not counted."""
 
@@ -71,7 +71,7 @@ def fit_continuing(
     """Return the experiment to execute and the checkpoint to resume from (None if the run starts at step 1).
 
     Replace a null `global_batch` by the checkpoint's value. Raise Incompatible if settings conflict (see `fit`). Raise
-    ConfigError if no steps are left to train or if, without `force`, settings that affect the result have changed.
+    ConfigError if no steps are left to train, or if settings that affect the result have changed and `force` is false.
     """
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:
@@ -84,7 +84,7 @@ def fit_continuing(
         _refuse_changes(record, experiment, run_dir)
     if not own and record.step >= experiment.steps:
         raise ConfigError(
-            f"checkpoint.load: '{found[0].path}' is at step {record.step} and steps is {experiment.steps}, so nothing is left "
+            f"checkpoint.load: '{found[0].path}' is at step {record.step} and steps={experiment.steps}, so nothing is left "
             "to train; raise steps"
         )
     resumed = experiment.resumed_from(record)
@@ -117,7 +117,7 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
 
 
 def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
-    """Return whether `steps` was raised after a run completed. Raise ConfigError if a continued run has no usable checkpoint."""
+    """Return whether `steps` was raised after a run completed. Raise ConfigError if steps remain but no checkpoint is usable."""
     if experiment.steps <= trained:
         return False
     good, warnings = good_checkpoints(run_dir / FOLDER)

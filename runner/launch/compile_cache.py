@@ -10,7 +10,7 @@ from pathlib import Path
 from meshrunner.recipes.storage import cache_dir
 
 LOCAL = "bcachefs btrfs ecryptfs ext2 ext3 ext4 f2fs jfs overlay ramfs rootfs tmpfs xfs zfs"
-"""Types of file systems on disks or in memory of this node. Any other file system may be slow, or shared with other nodes."""
+"""Types of file systems on this node's disks or in its memory. Any other file system may be slow, or shared with other nodes."""
 MOUNTS = Path("/proc/self/mounts")
 
 

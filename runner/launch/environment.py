@@ -40,7 +40,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
 
 
 def apply_allocator_settings() -> None:
-    """Pass allocator variables to torch, which may have been imported before. Raise ConfigError if a variable is invalid."""
+    """Pass allocator variables to torch, even if torch is already imported. Raise ConfigError if a variable is invalid."""
     import torch
 
     name, settings = launch_env.allocator_setting(os.environ)

@@ -36,8 +36,8 @@ def execute(
     run_dir: Path, *, force: bool = False, display: Display | None = None, prediction: Thread | None = None
 ) -> tuple[Outcome, Summary | None]:
     """Execute a run directory and record the outcome. Return the outcome and, on the first node, the summary. If `force` is true,
-    resume even if settings that affect the result have changed since the checkpoint. Add plan.json, which the thread `prediction`
-    may write, to the summary. Raise ConfigError for wrong settings, and AlreadyRunning if another process executes the run."""
+    resume even if settings that affect the result have changed since the checkpoint. Wait for the thread `prediction` to write
+    plan.json for the summary. Raise ConfigError for wrong settings, and AlreadyRunning if another process executes the run."""
     config = read_config(run_dir)
     try:
         experiment = check(config)
@@ -123,7 +123,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
 
 
 def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]:
-    """Return (outcome of `run`, None) or, if `run` raises an exception, (outcome `failed` or `interrupted`, the exception)."""
+    """Return (outcome of `run`, None). If `run` raises an exception, return (outcome `failed` or `interrupted`, exception)."""
     try:
         return run(), None
     except Interrupted as error:

@@ -55,7 +55,7 @@ def this_node(nodes: int) -> Node:
 
 
 def only_this_node(nodes: int) -> None:
-    """Raise Incompatible if a run needs several nodes. Commands that only start workers on this machine call this function."""
+    """Raise Incompatible if a run needs several nodes. This check is for commands that start workers on this machine only."""
     if nodes > 1:
         raise Incompatible(
             f"launch.nodes({nodes}): this command starts workers on one machine only. Use `meshrunner submit` to run on several "
@@ -64,7 +64,7 @@ def only_this_node(nodes: int) -> None:
 
 
 def workers_of_sweep(experiment: Experiment) -> int:
-    """Return the number of workers per node of a run that a sweep starts on this machine or in a SLURM allocation.
+    """Return the number of workers per node for one run of a sweep, on this machine or in a SLURM allocation.
     Raise Incompatible if the run needs more nodes than the sweep has."""
     if experiment.launch.nodes_used > allocated_nodes():
         only_this_node(experiment.launch.nodes_used)
@@ -143,7 +143,7 @@ class Peers:
         return own
 
     def wait_for_first_node(self) -> None:
-        """Wait until the first node is finished or lost: srun would kill the first node's task if this task exited first."""
+        """Wait until the first node is finished or lost: if this task exited earlier, srun would kill the first node's task."""
         self._read_peers()
         deadline = time.monotonic() + NODE_LOST_S  # the first node may never have started
         while not self.seen[0][0].gone if 0 in self.seen else time.monotonic() < deadline:

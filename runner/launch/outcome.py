@@ -94,7 +94,7 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
 
 
 def _aborted(run_dir: Path, rank: int) -> RankError:
-    """Return the C++ exception in the log of an aborted rank, often from NCCL's watchdog; an empty record if the log has none."""
+    """Return the C++ exception in an aborted rank's log, often from NCCL's watchdog, or an empty record if there is none."""
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):
         return RankError()
@@ -113,7 +113,7 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """Return the number of processes that the kernel's OOM killer has killed in this cgroup, or if unknown, on this machine."""
+    """Return how many processes the kernel's OOM killer has killed in this cgroup or, if that is unknown, on this machine."""
     for counters in (*_cgroup_files(), MACHINE):
         with suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):

@@ -28,7 +28,7 @@ NEAR_LIMIT_S = 240.0
 
 
 class Preemption:
-    """A context manager that detects stop requests. In a SLURM job, the context handles the signals STOP_REQUESTS."""
+    """A context manager that detects stop requests. In a SLURM job, it handles the signals in STOP_REQUESTS."""
 
     def __init__(self, run_dir: Path, *, saves: bool = False, stopping: str = "saving a checkpoint") -> None:
         """Prepare to watch a run. `saves`: whether the run saves checkpoints. `stopping`: text to print at the first Ctrl-C."""
@@ -66,7 +66,7 @@ class Preemption:
         self._signal = number
 
     def interrupt(self) -> bool:
-        """Ask workers to save a checkpoint and end; return False if the run saves none. Signal handlers may call this method."""
+        """Ask workers to save a checkpoint and end. Return False if the run never saves. Signal handlers may call this method."""
         if self.shared is None or not self.saves:
             return False
         self.interrupted = True

@@ -44,7 +44,7 @@ class Display(Protocol):
         """Return the text to print before messages about the run, or an empty string if only one run is executed."""
 
     def refresh(self, phase: str) -> None:
-        """Show the progress and `phase`, the name of work outside of steps; called a few times a second and before slow work."""
+        """Show the progress and `phase` (work outside of steps). Call this method a few times a second and before slow work."""
 
 
 class ProgressLine:
@@ -67,7 +67,7 @@ class ProgressLine:
         """Parts of the line that shows the newest row, keyed by names such as `loss`."""
         self.shown = ""
         self.waiting: str | None = None
-        """The newest plain progress line until it is printed, else None."""
+        """The newest plain progress line if it is not printed yet, else None."""
         self.rows: list[StepRow] = []
         self.stack = ExitStack()
 
@@ -87,7 +87,7 @@ class ProgressLine:
         self.show(self.tail.read(), phase)
 
     def show(self, rows: list[StepRow], phase: str = "") -> None:
-        """Show `phase` and the rows that were added to events.jsonl since the last call (`rows`)."""
+        """Show `phase` and the newest row. `rows` holds the rows of events.jsonl that no earlier call of `show` received."""
         if rows:
             self.rows = [*self.rows, *rows][-RECENT:]
             self.parts = self._parts()
@@ -174,7 +174,7 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
-    """Return a run's cells for the columns of PROGRESS that follow `state`, given its number of `steps` and newest `rows`."""
+    """Return a run's cells for the columns after `state` in PROGRESS. The run has `steps` steps; `rows` are its newest rows."""
     if not rows:
         return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
     last, times = rows[-1], [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]

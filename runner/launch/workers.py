@@ -172,7 +172,7 @@ def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
 
 
 def _terminate(processes: list[BaseProcess]) -> None:
-    """Stop all running processes and wait for their end. Send signals to process ids, because the forkserver may have ended."""
+    """Stop all running processes and wait for them. Use os.kill, because Process.kill does nothing without the forkserver."""
     for name in (forkserver.END_SIGNAL, signal.SIGKILL):
         for process in processes:
             if process.pid is not None and _exists(process):

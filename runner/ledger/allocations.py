@@ -14,10 +14,10 @@ PERSISTENT = ("parameters", "gradients", "optimizer")
 CATEGORIES = (*PERSISTENT, "activations", "unsharded", "communication", "logits", "temporary")
 """Categories of memory, in the order of tables and charts. The docstring of `MemoryLedger` explains each category."""
 UNKNOWN = ("activations", "temporary")
-"""Categories that are guesses when memory is allocated. The ledger corrects a wrong guess when the memory is used later."""
+"""Categories that the ledger assigns as a guess, and corrects if later use of the memory proves the guess wrong."""
 
 START = "start"
-"""Part of a run before the first step, in which the model is built, sharded and initialised."""
+"""Part of a run in which the model is built, sharded and initialised, before the first step."""
 END = "end of backward"
 """Part of a step after backward of the first block: backward of the embedding, then the final backward work of DDP or FSDP."""
 

@@ -36,18 +36,18 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     `unsharded`: parameters that FSDP has all-gathered. FSDP frees unsharded parameters by resizing their storages.
     `communication`: outputs of FSDP's all-gathers and inputs of FSDP's reductions.
     `logits`: memory allocated by the loss function.
-    `activations`: memory allocated in forward or recomputation while autograd records. Memory that a custom autograd function
-    allocates in forward, where autograd does not record, becomes `activations` if backward frees the memory.
-    `temporary`: intermediate results of backward and of the optimizer, the batch and, in predictions, cuBLAS workspaces.
+    `activations`: memory allocated in forward or recomputation while autograd records. In the forward of a custom autograd
+    function, autograd does not record. Memory allocated there counts as `activations` if backward frees it.
+    `temporary`: the batch, intermediate results of backward and the optimizer and, in predictions, cuBLAS workspaces.
 
     Memory that an operator or a collective allocates internally is not tracked. A tensor created in another thread is tracked
     from its first use in the ledger's thread. The ledger ignores the copies that gloo's reduce-scatter makes of its inputs,
-    because gloo frees them at unpredictable times. An untracked storage is a copy by gloo if `split` uses it first.
+    because gloo frees the copies at unpredictable times. An untracked storage counts as such a copy if `split` uses it first.
 
     **Compiled code is not tracked**: inductor's allocations bypass dispatch modes, and dynamo does not compile while a
     dispatch mode is active.
 
-    The ledger may be exited and re-entered. Between exit and re-entry, the ledger tracks only releases. Parameters,
+    A ledger can be used in several `with` statements. Between them, it tracks only releases. Parameters,
     gradients and optimizer state that existed before the ledger are tracked from the ledger's beginning. Any other storage that
     existed before the ledger is tracked from its first use.
     """
@@ -113,14 +113,14 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         return torch.is_grad_enabled()
 
     def _after_operator(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
-        """Do nothing. A subclass can override `_after_operator` to log an operator, whose results are already tracked."""
+        """Do nothing. A subclass can override `_after_operator` to log an operator after its results are tracked."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
         """Whether to track a storage. A storage inside a tracked storage, such as a memory pool, is not tracked again."""
         return storage.device.type == "cpu" and self._pool_of(storage) is None  # DTensor propagates shapes on meta
 
     def _pool_of(self, storage: UntypedStorage) -> Allocation | None:
-        """Return the allocation of the tracked storage whose memory includes this storage, or None."""
+        """Return the allocation of the tracked storage that contains `storage`, or None if there is none."""
         if storage.device.type != "cpu" or storage.resizable():
             return None
         address = storage.data_ptr()
@@ -204,7 +204,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
                     allocation.category = category
 
     def _track_network(self, network: nn.Module) -> None:
-        """Track all parameters. FSDP2's frozen parameters are neither arguments of operators nor parameters of the optimizer."""
+        """Track all parameters, because FSDP2 never passes frozen parameters to an operator or to the optimizer."""
         for parameter in network.parameters():
             self._track_parameter(parameter)
 

@@ -14,14 +14,14 @@ from meshrunner.runner.ledger.allocations import END, Phase
 
 
 class Phases:
-    """Tracker of the phase of a training run, with hooks on modules, autograd and optimizers instead of changes to models.
+    """Tracker of a training run's phase. It hooks modules, autograd and optimizers, so that models need no changes.
 
     The model may be wrapped, for example by DDP. If the whole network is compiled, blocks and the loss have no phases of their
     own, because the compiler would trace the hooks.
     """
 
     def __init__(self, part: str = "forward", *, compiles: bool = False) -> None:
-        """Begin in `part`, a part of a step. `compiles`: whether any part of the network is compiled."""
+        """Begin in the given `part` of a step. `compiles`: whether any part of the network is compiled."""
         self.step = -1
         self._part = part
         self._block: int | None = None

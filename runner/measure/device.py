@@ -19,7 +19,7 @@ from meshrunner.runner.rundir.files import write_json
 
 GIB = 2**30
 MATMUL_SIZE, MATMUL_REPEATS = 1024, 12
-"""Side length and number of the square matmuls that measure the peak FLOP/s of a CPU."""
+"""Side length of the square matrices, and number of matmuls, in a measurement of a CPU's peak FLOP/s."""
 
 
 class HostDevice:
@@ -106,7 +106,8 @@ class CudaDevice(HostDevice):
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return the peak FLOP/s or None, and entries of summary.json. All CPU ranks must take part; only rank 0 gets the peak."""
+    """Return the peak FLOP/s (None if unknown), and entries of summary.json with the name and peak of the device.
+    All CPU ranks must take part; only rank 0 gets the peak."""
     rate = experiment.precision.compute
     if device.type == "cuda":
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -139,7 +140,7 @@ def peak_remark(device_type: str, rate: str, context: WorkerContext) -> str:
 
 
 def measured_peak(rate: str, context: WorkerContext) -> tuple[float, str]:
-    """Measure this CPU's peak and keep the best result in cpu_peak.json. Return the best FLOP/s and a remark on the old peak."""
+    """Measure this CPU's peak and keep the best result in cpu_peak.json. Return the best FLOP/s and a reason for unknown MFU."""
     path, key = cache_dir() / "cpu_peak.json", _peak_key(rate, context)
     known = JsonFile.read(path).as_json()
     before = known.get(key)

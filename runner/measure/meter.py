@@ -56,7 +56,7 @@ class RunMeter:
         self.late_recompiles: list[dict[str, Any]] = []
         self.by_rank = ByRank(1 if context.emulated else context.world_size)
         self.communication_s = PlanRecord.read(run_dir / PLAN).communication_s if context.emulated else None
-        """Predicted seconds per step for which an emulated rank would wait for communication; None if unknown."""
+        """Predicted seconds that an emulated rank would wait for communication in each step; None if unknown."""
         self.profiler = experiment.profiler.session(experiment.profiled, run_dir, context)
         self.events = (run_dir / EVENTS).open("a") if context.records else None
 
@@ -165,7 +165,7 @@ class RunMeter:
 
     @contextmanager
     def _not_counted(self) -> Iterator[None]:
-        """Exclude the time spent in this context from WPS. WPS is too high if the device executes a step inside the context."""
+        """Exclude the time in the `with` block from WPS. The device must not execute a step meanwhile, or WPS is too high."""
         since = time.perf_counter()
         yield
         self.window_begin += time.perf_counter() - since
@@ -197,7 +197,7 @@ class RunMeter:
             (Summary.read(path) | facts).write(path)
 
     def _gather(self, values: list[float]) -> Tensor:
-        """Gather `values` from all ranks that run, and return an fp64 tensor [ranks, values] in host memory."""
+        """Gather `values` from all ranks that run. Return an fp64 tensor in host memory, of shape [ranks, values]."""
         mine = torch.tensor(values, dtype=torch.float64)
         if self.context.emulated:
             return mine.unsqueeze(0)

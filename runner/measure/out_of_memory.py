@@ -32,7 +32,7 @@ PARTS = {
     "global_norm": "gradient norm",
     "clip_by_norm": "clipping",
 }
-"""Mapping from the names of the recipe's functions to descriptions of their work in error messages."""
+"""Phrases for error messages that describe the work of the recipe's functions, keyed by function name."""
 
 
 class MemoryRanOut(Exception):

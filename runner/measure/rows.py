@@ -10,7 +10,7 @@ from torch import Tensor
 from meshrunner.runner.figures import FIGURES, by_rank, figure_of
 
 RANK_KEYS = ("train/loss", "perf/step_time_s", "perf/data_time_s", "perf/cpu_time_s", "perf/compile_time_s")
-"""Keys of the figures that every rank measures in every step, in the order in which tensors store their values."""
+"""Keys of the figures that every rank measures in every step. Tensors store the figures in the order of these keys."""
 STATISTICS = {figure.key: figure.over_ranks for figure in FIGURES}
 OVER_RANKS: dict[str, Callable[[Tensor], Tensor]] = {"mean": Tensor.mean, "max": Tensor.max, "sum": Tensor.sum}
 
@@ -38,7 +38,7 @@ class Step:
 
 @dataclass
 class Rows:
-    """Converter of measurements to rows, one row per step, in one attempt. An attempt is one start or resumption of a run."""
+    """Converter of one attempt's measurements to rows, one row per step. An attempt is one start or resumption of a run."""
 
     attempt: int
     world_size: int
@@ -46,7 +46,7 @@ class Rows:
     flops: int
     """FLOPs per token."""
     attention_flops: int
-    """FLOPs per token for attention scores, which `flops` includes."""
+    """FLOPs per token for attention scores; `flops` includes them."""
     peak: float | None
     """Peak FLOP/s of a device; None if unknown."""
     tokens: int
@@ -98,8 +98,8 @@ class Rows:
 def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str, Any]:
     """Return the row of an emulated rank, whose collectives took no time and whose loss is meaningless.
 
-    Add the time for which the rank would wait for communication, `communication_s`, to the step time. If `communication_s` is
-    unknown, the step time and the speed are unknown, too. row: the figures as measured.
+    Increase the step time by `communication_s`, the seconds that the rank would wait for communication. If `communication_s` is
+    unknown, so are the step time and the speed. `row` holds the figures as measured.
     """
     compute = row["perf/step_time_s"]
     ratio = None if communication_s is None else compute / (compute + communication_s)
@@ -118,7 +118,7 @@ def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str,
 
 
 def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
-    """Reduce the tensor `ranks` [ranks, keys] to one value per key: the statistic `Figure.over_ranks` or, if unset, the mean."""
+    """Reduce `ranks`, of shape [ranks, keys], to one value per key: the statistic `Figure.over_ranks`, or the mean if unset."""
     return {key: OVER_RANKS[STATISTICS.get(key) or "mean"](ranks[:, i]).item() for i, key in enumerate(keys)}
 
 
@@ -130,7 +130,7 @@ class ByRank:
         self.steps = 0
 
     def add(self, values: Tensor) -> None:
-        """Add the values [ranks, RANK_KEYS] of a measured step. Skip the step if any rank compiled code during it."""
+        """Add the values of a measured step, of shape [ranks, RANK_KEYS]. Skip the step if any rank compiled code during it."""
         if not values[:, RANK_KEYS.index("perf/compile_time_s")].any():
             self.sums += values
             self.steps += 1

@@ -9,7 +9,7 @@ fits the device, and returns a `Forecast`: the verdict, predicted memory and spe
 
 `predict_config` predicts one configuration. `largest_that_fits` searches for the largest value of a configuration key with which
 the run fits. `predict_all` predicts many configurations in several processes. Other packages import only the names in `__all__`.
-A public name's module is imported when the name is first used, because importing torch takes seconds.
+The module of a public name is imported when the name is first used, because importing torch takes seconds.
 """
 
 from __future__ import annotations

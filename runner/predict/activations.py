@@ -24,7 +24,7 @@ class KeptActivations(NamedTuple):
     nbytes: int
     """Bytes of the kept activations on one device, without unsharded parameters."""
     operators: dict[str, tuple[int, int]]
-    """Counts (kept results, all results), keyed by operator, such as `mm`. Operators without a kept result are left out."""
+    """Counts (kept results, all results) keyed by operator, such as `mm`. Operators without a kept result are left out."""
 
 
 class BlockKind(NamedTuple):
@@ -39,7 +39,7 @@ class BlockKind(NamedTuple):
 
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
-    """Return the kinds of recomputed blocks in an experiment that passed `fit`. Raise ConfigError if blocks cannot be traced."""
+    """Group the recomputed blocks of an experiment that passed `consistency.fit`. Raise ConfigError if tracing is impossible."""
     if reason := experiment.parallelism.untraceable():
         raise ConfigError(reason)
     option = experiment.activation_checkpoint

@@ -94,7 +94,7 @@ class Forecast:
     timeline: Timeline | None = None
     """Memory over time within the last traced step, for a chart; None if the caller did not request the timeline."""
     wps_on: tuple[float, ...] = ()
-    """Tokens per second per device on each of the `variants` of the device that were passed to `predict`."""
+    """Tokens per second per device, for each device in the argument `variants` of `predict`."""
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object with the same keys for every run. Unknown values are null."""
@@ -127,7 +127,7 @@ def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], boo
 def explain(
     kind: str, needed: int, capacity: int, device: str, by_category: Mapping[str, int], flushes: int | None = None
 ) -> str:
-    """Return a sentence that compares the needed memory of one kind, such as `reserved`, with the capacity.
+    """Return a sentence that compares the needed bytes with the capacity. `kind` describes the memory, such as `reserved`.
 
     `by_category` is empty if the categories are unknown. `flushes` is the number of cache flushes with which the run completes in
     `capacity` bytes, or None if it does not complete.

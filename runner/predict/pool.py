@@ -30,7 +30,7 @@ def predict_all(
     within_s: float | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Forecast]:
-    """Predict runs whose settings passed `fit`. Return a forecast for each run. After `within_s` seconds in total, return
+    """Return a forecast for each run. All runs must have passed `consistency.fit`. After `within_s` seconds in total, return
     NOT_IN_TIME for unpredicted runs. After each prediction, call `progress` with the numbers of predicted runs and of all runs.
     `active_only`, `variants`: see `predict`."""
     found = [NOT_IN_TIME] * len(configs)

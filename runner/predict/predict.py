@@ -52,7 +52,7 @@ def predict(
     with_timeline: bool = False,
     variants: Sequence[GPU | CPU] = (),
 ) -> Forecast:
-    """Predict a run whose settings passed `fit`. Propagate exceptions of user classes, unless only the meta device causes them.
+    """Predict a run that passed `consistency.fit`. Propagate exceptions of user classes, unless only the meta device causes them.
 
     `active_only` predicts reserved memory only if active memory does not decide whether the run fits. `active_only` is faster,
     because it traces two models with fewer blocks if possible. `with_timeline` adds memory over time, and traces the full model.
@@ -130,7 +130,7 @@ def _reserved_memory(
     expandable: bool,
     record_points: bool,
 ) -> tuple[Verdict, MemoryForecast, Replayed]:
-    """Judge a run by the memory that the allocator reserves. If `hardware` is None, all work is assumed to finish at once."""
+    """Judge a run by the memory that the allocator reserves. If `hardware` is None, assume that work takes no time."""
 
     def replay_within(nbytes: int | None) -> Replayed:
         clock = InstantClock() if hardware is None else workload.clock(hardware)

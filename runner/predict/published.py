@@ -1,5 +1,5 @@
-"""States the error of predicted speeds: the largest error in published runs of the same kind. `python -m bench published`
-predicts the published runs and writes published.yaml."""
+"""States the error of predicted speeds: the largest error in comparable published runs (see `Regime`).
+`python -m bench published` predicts the published runs and writes published.yaml."""
 
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ CUDNN_UNKNOWN = (
 
 
 class Regime(NamedTuple):
-    """Published runs of one kind, and the largest error of their predicted speeds."""
+    """Group of published runs with the same device and precision, and the largest error of their predicted speeds."""
 
     hardware: str
     """`name` of the device."""
@@ -37,8 +37,8 @@ class Regime(NamedTuple):
 def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> tuple[float, str]:
     """Return the error of a predicted speed in percent, and a sentence that names the measured runs with this error.
 
-    A calibrated device has the error of its calibration. An uncalibrated device has the largest error of published runs of the
-    same kind or, if there are none, of all published runs. `devices`: number of devices of the predicted run.
+    A calibrated device's error is that of its calibration. An uncalibrated device's error is `speed_pct` of the matching `Regime`
+    or, if none matches, the largest of all regimes. `devices`: number of devices of the predicted run.
     """
     if hardware.calibrated is not None:
         pct = hardware.calibrated.error_pct

@@ -15,13 +15,13 @@ from meshrunner.runner.predict.pool import predict_all
 MOST = 2**16
 """Largest value that the search tries."""
 SCANNED = 2**12
-"""Maximum number of consecutive values that the search checks to find a value that is allowed for the key."""
+"""Maximum number of consecutive values that are checked in order to find an allowed one."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A forecast and, with `plan --max`, the result of the search for the largest value of `key`. The JSON object has the keys of
-    a forecast. After a search, the keys `max` and `tried` come first."""
+    """A forecast and, with `plan --max`, the result of the search for the largest value of `key`. After a search, `as_json`
+    puts the keys `max` and `tried` before the keys of the forecast."""
 
     forecast: Forecast
     """Forecast of the run. After a search, `forecast` is for `value` or, if no value fits, for the first value tried."""
@@ -56,7 +56,7 @@ def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: 
 
 def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> Planned:
     """Find the largest whole number for `key` with which a run fits. Raise ConfigError if every number tried is invalid, or if
-    the value of `key` without the search is not a whole number, null or auto."""
+    `overrides` alone set `key` to a value other than a whole number, null or auto."""
 
     def composed(value: int) -> dict[str, Any]:
         return _composed([*overrides, f"{key}={value}"])
@@ -80,7 +80,7 @@ def largest_of_each(
     """Find the largest whole number for `key` with which each run fits. The searches run at the same time, and several processes
     predict the values to try next. If no number is allowed for a run, `tried` is empty in the run's result.
 
-    `configs`: one function per run, which composes the configuration of the run for a value of `key`.
+    `configs`: one function per run. It takes a value of `key` and returns the configuration of the run.
     """
     tried: list[dict[int, Forecast]] = [{} for _ in configs]
     largest: list[int | None] = [None] * len(configs)

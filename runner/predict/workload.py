@@ -36,7 +36,7 @@ class Workload:
 
     @property
     def fp32_rate(self) -> Fp32Rate:
-        """Key in `hardware.peak` for the rate of the run's fp32 matmuls: `fp32`, or `tf32` if they may use TF32."""
+        """Key in `hardware.peak` for the rate of the run's fp32 matmuls: `tf32` if the run allows TF32, else `fp32`."""
         return "fp32" if self.experiment.precision.fp32_matmul == "highest" else "tf32"
 
     def clock(self, hardware: GPU | CPU) -> SimulatedClock:
@@ -104,7 +104,7 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """Trace a run to predict its measured step time, which excludes collectives if the run emulates a rank.
+    """Trace a run to predict its step time. If the run emulates a rank, leave out collectives, as the measured step time does.
 
     Events about memory are dropped, so that `step_time` is fast.
     """

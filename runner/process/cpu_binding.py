@@ -11,7 +11,7 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def bind_to_gpu(local_rank: int, workers: int) -> None:
-    """Bind this process to the CPUs close to GPU `local_rank` of `workers` GPUs, before CUDA is initialised."""
+    """Bind this process to the CPUs close to GPU `local_rank` before CUDA is initialised. `workers`: number of GPUs in use."""
     cpus = cpus_to_bind([_bus_id(gpu) for gpu in range(workers)], local_rank, os.sched_getaffinity(0))
     for thread in Path("/proc/self/task").iterdir() if cpus else ():
         with suppress(ProcessLookupError):  # the thread has ended

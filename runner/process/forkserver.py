@@ -37,7 +37,7 @@ PRELOAD = [
     "meshrunner.runner.launch.worker",
     "meshrunner.runner.config.experiment",
 ]
-"""Modules that the forkserver imports before it forks. User modules are left out, because an error would end the forkserver."""
+"""Modules that the forkserver imports before it forks. User modules are left out: an error in one would end the forkserver."""
 
 context = multiprocessing.get_context("forkserver")
 _variables: Mapping[str, str] | None = None

@@ -32,7 +32,7 @@ def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
 
 
 def allows(wanted: str, name: str) -> bool:
-    """Return whether NCCL_SOCKET_IFNAME allows an interface: `eth` allows eth0 and eth1, `=eth0` only eth0, `^eth` neither."""
+    """Return whether NCCL_SOCKET_IFNAME allows `name`: `eth` allows eth0 and eth1; `=eth0` allows eth0; `^eth` forbids both."""
     prefixes = [each for each in wanted.lstrip("^=").split(",") if each]
     exactly = wanted.lstrip("^").startswith("=")
     named = any(name == each if exactly else name.startswith(each) for each in prefixes)

@@ -1,4 +1,4 @@
-"""Runs a command line in a child process for `meshrunner.run`. The child process writes a receipt, with a directory or error."""
+"""Runs a command line in a child process for `meshrunner.run`. The child process writes a receipt: a directory or an error."""
 
 import json
 import os
@@ -18,7 +18,7 @@ VARIABLE = "MESHRUNNER_RECEIPT"
 def run_command(flag: str, overrides: Sequence[str]) -> Path:
     """Execute `meshrunner run FLAG OVERRIDES` and return the run or sweep directory. The command's output goes to this process's
     terminal or notebook. Pass each Ctrl-C to the command. Raise ConfigError if the command exits with status 2, KeyboardInterrupt
-    if it was interrupted, and RuntimeError if it ends with another error or without a directory."""
+    if it was interrupted, and RuntimeError if it fails in another way or reports no directory."""
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: expected a list such as ['steps=5'], got the text {overrides!r}")
     with TemporaryFile("w+") as receipt:

@@ -36,7 +36,7 @@ INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.
 IGNORE_S = 15.0
 """Seconds after an interrupt during which further interrupts are ignored, so that the workers have time to end."""
 REPEAT_S = 0.01
-"""Seconds until an interrupt that arrived in a finalizer (`__del__`) is sent again, because Python drops its exception."""
+"""Seconds until an interrupt is sent again if its exception was raised in a finalizer (`__del__`), where Python drops it."""
 
 
 def hold_stop_requests() -> None:
@@ -47,7 +47,7 @@ def hold_stop_requests() -> None:
 
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
-    """Raise Interrupted("by SIGINT" + `consequence`) on one of INTERRUPTS, and ignore INTERRUPTS for IGNORE_S seconds."""
+    """Raise Interrupted (text: "by SIGINT" + `consequence`) on a signal in INTERRUPTS, then ignore these for IGNORE_S seconds."""
     last, received = float("-inf"), 0
 
     def interrupt(number: int, _: object) -> None:
@@ -95,7 +95,7 @@ def first_interrupt(request: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
-    """Block signals until the end of the context. A process that is started inside the context inherits the blocked signals."""
+    """Block `signals` until the `with` statement ends. Processes that are started meanwhile inherit the blocked signals."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -74,7 +74,7 @@ class Windowed(Profiler):
     """Ranks to profile: a list such as [0, 1], or all."""
 
     def last_step(self, run: ProfiledRun, done: int = 0) -> int:
-        """Return the number of the last step to profile, if the run is resumed after `done` steps."""
+        """Return the number of the last step to profile in a run that is resumed after `done` steps."""
         return done + run.measure_after + self.start + self.steps
 
     def _exceeds_steps(self, run: ProfiledRun, done: int = 0) -> list[str]:
@@ -98,7 +98,7 @@ class Windowed(Profiler):
 
 
 class Session:
-    """Work of a profiler on one rank. The meter creates a session on every rank, but only the chosen ranks profile."""
+    """Session of a profiler on one rank. The meter creates a session on every rank, but only the chosen ranks profile."""
 
     figures: ClassVar[tuple[str, ...]] = ()
     """Names of the figures (measured numbers) that `end` returns."""
@@ -126,14 +126,14 @@ class Session:
         self._enter_window()
 
     def turns_after(self, step: int) -> bool:
-        """Return whether any rank's profiler starts or stops right after `step`, which requires an idle device."""
+        """Return whether any rank's profiler starts or stops right after `step`. The device must be idle then."""
         return step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
 
     def step_begins(self) -> None:
         """Prepare to profile step `next_step`. The meter calls `step_begins` before each step."""
 
     def pause(self) -> None:
-        """Close the contexts of the current step before any work between steps, such as saving a checkpoint."""
+        """Close the contexts in `in_step`, so that they do not cover work between steps, such as saving a checkpoint."""
         self.in_step.close()
 
     def step_done(self, step: int) -> list[float] | None:
@@ -163,7 +163,7 @@ class Session:
         return []
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return entries for summary.json. `figures[rank]` is what `end` returned on `rank`. Only rank 0 calls `summary`."""
+        """Return entries for summary.json. `figures[rank]` is the result of `end` on `rank`. Only rank 0 calls `summary`."""
         return {}
 
     def out_of_memory(self) -> None:

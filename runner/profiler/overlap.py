@@ -29,7 +29,7 @@ LAUNCH = ("cuda_runtime", "cuda_driver")
 
 Event = dict[str, Any]
 Lane = tuple[str, Any]
-"""A pair (kind, thread). The kind is STEP, COMPUTE or COMMUNICATION. On CUDA, the streams share one lane per kind of work."""
+"""A pair (kind, thread). The kind is STEP, COMPUTE or COMMUNICATION. On CUDA, all streams share one lane per kind."""
 Span = tuple[Lane, float, float]
 """An interval (lane, begin, end) in which a lane is busy, with begin and end in microseconds."""
 

@@ -27,13 +27,13 @@ READERS: dict[str, Callable[[Path], object]] = {
     files.CONFIG: lambda path: load_config(path.parent),
     files.OVERRIDES: lambda path: load_overrides(path.parent),
 }
-"""Functions that read the files of a run directory, keyed by file name, and raise ValueError or OSError for a damaged file."""
+"""Functions that read the files of a run directory, keyed by file name. They raise ValueError or OSError for a damaged file."""
 RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
 """Names of the JSON files. By default `inspect` skips the two YAML files, because reading YAML is slow."""
 
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
-    """Return a message about the first damaged file, or "", and the records of the other files: {Status: ..., Summary: ...}.
+    """Return (message about the first damaged file or "", records of the other files, such as {Status: ..., Summary: ...}).
 
     Only the files in `names` are read. A missing file does not count as damaged.
     """

@@ -13,7 +13,7 @@ from meshrunner.runner.rundir.states import is_count
 
 CHUNK_BYTES = 8 << 20
 TYPICAL_ROW = 1 << 10
-"""Bytes that `last_rows` reads for each requested row. A typical row has half as many bytes."""
+"""Bytes that `last_rows` reads for each requested row, twice the size of a typical row."""
 
 
 class StepRow(dict[str, float | None]):

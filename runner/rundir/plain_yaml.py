@@ -7,7 +7,7 @@ import yaml
 
 
 class YamlLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """YAML loader that reads `1e-3` as a number, as OmegaConf does. PyYAML would read a string."""
+    """YAML loader that reads `1e-3` as a number, as OmegaConf does. PyYAML itself would read `1e-3` as a string."""
 
 
 YamlLoader.add_implicit_resolver(

@@ -44,7 +44,7 @@ class JsonFile(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file; return an empty record if the file is missing. Raise ValueError for damage, OSError if reading fails."""
+        """Read a file; return an empty record if it is missing. Raise ValueError if it is damaged, OSError if reading fails."""
         try:
             content = read_regular(path, RECORD_BYTES)
         except (FileNotFoundError, NotADirectoryError):
@@ -83,7 +83,7 @@ class JsonFile(BaseModel):
         return self.model_dump(by_alias=True, exclude_unset=True)
 
     def __bool__(self) -> bool:
-        """Return whether any key is set, so that an empty record is false."""
+        """Return whether any key is set: an empty record counts as False in conditions."""
         return bool(self.model_fields_set)
 
     def __or__(self, changes: Self | Mapping[str, Any]) -> Self:

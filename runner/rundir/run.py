@@ -36,7 +36,7 @@ def place_run(
 
 
 def place_again(run_dir: Path, repeat: Path) -> None:
-    """Write the run directory `repeat` with the configuration, overrides and prediction of the run `run_dir`."""
+    """Create the run directory `repeat` with a copy of the configuration, overrides and prediction in `run_dir`."""
     plan = PlanRecord.read(run_dir / PLAN).as_json()
     place_run(_load_yaml(run_dir / CONFIG), repeat, _load_yaml(run_dir / OVERRIDES), plan)
 
@@ -81,7 +81,7 @@ def key_of(override: str) -> str:
 
 
 def options_in_force(choices: Mapping[str, str], environment: Environment) -> dict[str, str]:
-    """Return the options in `choices`, but replace `precision=auto` by the precision that the run chose, if it is recorded."""
+    """Return the options in `choices`, but replace `precision=auto` by the precision that the run recorded, if any."""
     known = environment.precision
     return {**choices, "precision": known} if known and choices.get("precision") == "auto" else {**choices}
 

@@ -18,7 +18,7 @@ from meshrunner.runner.rundir.records import Count, JsonFile, Number, Text, null
 FINAL = frozenset({"completed", "failed", "oom", "timeout", "skipped", "interrupted", "preempted"})
 """States of runs whose execution has ended."""
 RESULTS = frozenset({"completed", "oom", "skipped"})
-"""States that count as a result. A sweep does not execute a run in such a state again, unless `sweep.rerun` names the state."""
+"""States that count as a result. A sweep repeats a run with a result only if `sweep.rerun` names the state."""
 CRASHED = frozenset({"failed", "timeout"})
 """States of runs that `sweep.retry` executes again."""
 
@@ -84,7 +84,7 @@ def update_status(run_dir: Path, **changes: Any) -> Status:
 
 @contextmanager
 def status_lock(run_dir: Path) -> Iterator[None]:
-    """Wait for the lock of `status.json`, and hold it inside the context."""
+    """Wait for the lock of `status.json`, and hold it until the `with` block ends."""
     with (run_dir / STATUS_LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

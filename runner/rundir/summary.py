@@ -28,7 +28,7 @@ UPPER_QUARTILE = 0.6745
 VERDICT = "plan/verdict"
 """Key in summary.json for the predicted verdict: whether the run fits in memory."""
 FITTING = ("fits", "borderline")
-"""Predicted verdicts with which a run may be executed, the better one first. The state of a planned run is its verdict."""
+"""Predicted verdicts that allow a run to be executed, the better one first. The verdict is also the state of a planned run."""
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "median": median,
     "p10": lambda values: _deciles(values)[0],
@@ -37,7 +37,7 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "final": lambda values: values[-1],
     "sum": sum,
 }
-"""Functions that reduce the values of a figure in all steps to a single value, keyed by the words in `Figure.over_steps`."""
+"""Functions that reduce a figure's values from all steps to a single value, keyed by the words in `Figure.over_steps`."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
 FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
 
@@ -58,7 +58,7 @@ class Layouts(JsonFile):
 
 
 class EarlierLayout(JsonFile):
-    """Steps that a run completed before a setting in its layout changed. The run's figures exclude these steps."""
+    """Steps that a run completed under an earlier layout. The run's figures exclude these steps."""
 
     steps: tuple[Count, Count]
     """First and last step."""
@@ -98,17 +98,17 @@ class Summary(JsonFile):
     late_recompiles: Annotated[list[Recompilation], null_as([])] = under("compile/late_recompiles", [])
     verdict: Text | None = under(VERDICT)
     cold: bool | None = None
-    """Whether this was the first run that its command executed. Later runs can reuse warm processes and caches."""
+    """Whether the run was the first run of its command. Later runs of a command can reuse warm processes and caches."""
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
-        """Figures keyed by name; an unknown figure is None. `cold` is included, because `Figure.but` may leave out cold runs."""
+        """Figures keyed by name; an unknown figure is None. `cold` is also a key, because `Figure.but` may name `cold`."""
         extra = (self.model_extra or {}).items()
         found = {key: figures.number(value) for key, value in extra if isinstance(value, int | float | None)}
         return found | {"cold": self.cold}
 
     def by_rank(self, key: str) -> list[float | None]:
-        """Return the values of a figure on all ranks, in the order of ranks, or [] if they are unknown."""
+        """Return the values of a figure on all ranks, in the order of ranks, or [] if the values are unknown."""
         values = (self.model_extra or {}).get(figures.by_rank(key))
         return list(map(figures.number, values)) if isinstance(values, list) else []
 
@@ -148,9 +148,9 @@ def summarise(
 def relative_error(values: Sequence[float]) -> float | None:
     """Return the relative standard error of the median of successive values; None for fewer than 2 values or a value <= 0.
 
-    The differences between the medians of successive parts show the noise of a run (von Neumann 1941) and little of a trend:
-    a trend of 10% over the run counts as an error of 0.5%. The median absolute difference gives the standard deviation of the
-    differences, as in a normal distribution. Outliers have no effect if a part has several values.
+    Split the values into PARTS parts. The differences between the medians of successive parts show the noise (von Neumann 1941).
+    A trend adds little: a trend of 10% over the run counts as an error of 0.5%. For a normal distribution, the median absolute
+    difference gives the standard deviation of the differences. Outliers have no effect if a part has several values.
     """
     parts = min(PARTS, len(values))
     if parts < 2 or min(values) <= 0:
@@ -187,7 +187,7 @@ def predicted(plan: PlanRecord) -> Summary:
 
 
 def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:
-    """Add predictions, figures from events.jsonl and `facts` (other keys) to the workers' summary.json. Return the summary."""
+    """Add predictions, figures from events.jsonl, and the keys in `facts` to the summary.json that workers wrote. Return it."""
     rows, layouts = read_events(run_dir), read_layouts(run_dir)
     summary = Summary.read(run_dir / SUMMARY) | predicted(PlanRecord.read(run_dir / PLAN))
     summary |= summarise(rows, measure_after, status.started, status.attempt, layouts)

@@ -44,7 +44,7 @@ class PlacedSweep(JsonFile):
 
 
 def run_names(sweep_dir: Path) -> list[str]:
-    """Return the distinct names of a sweep's run directories, in the order of sweep.json or, if it is damaged, sorted by name."""
+    """Return the distinct names of a sweep's run directories, in the order of sweep.json, or sorted if sweep.json is damaged."""
     if not is_sweep(sweep_dir):
         return []
     try:
@@ -89,7 +89,7 @@ def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
 
 
 def repeat_of(name: str) -> str:
-    """Return the part of a run directory's name with the seed and repeat, such as `_seed-1_repeat-2`; "" if there is none."""
+    """Return the seed and repeat from a run directory's name, such as `_seed-1_repeat-2`; "" if the name has neither."""
     found = REPEATED.search(name)
     return found[0] if found else ""
 
@@ -107,7 +107,7 @@ def repeat_number(name: str) -> int:
 
 
 def in_round(name: str, repeat: int) -> str:
-    """Return the name of the run directory that repeats a run in another round."""
+    """Return the name of the run directory for repeat number `repeat` of the run `name`."""
     before, _, _ = name.rpartition(repeat_ending(None, repeat_number(name)))
     return before + repeat_ending(None, repeat)
 
@@ -135,7 +135,7 @@ def run_labels(sweep_dir: Path) -> dict[str, str]:
 
 
 def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
-    """Return each run's overrides without the overrides that all runs share, keyed by directory name; [] if unknown."""
+    """Return each run's overrides, minus those that all runs share, keyed by directory name; [] if its overrides are unknown."""
     runs = PlacedSweep.read(sweep_dir / SWEEP).jobs
     overrides = {run.name: run.overrides for run in runs if run.overrides is not None}
     shared = set[str].intersection(*map(set, overrides.values())) if overrides else set[str]()

@@ -61,8 +61,8 @@ def job_id(run_dir: Path) -> str | None:
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
     """Return the jobs that SLURM knows, keyed by id: `12` is a job, `12_3` is task 3 of job array 12.
 
-    SLURM's controller forgets jobs minutes after their end. Forgotten jobs are looked up in SLURM's accounting, if it is enabled.
-    Raise ConfigError if the controller does not answer.
+    SLURM's controller forgets jobs minutes after their end. If SLURM's accounting is enabled, look up there the jobs that the
+    controller has forgotten. Raise ConfigError if the controller does not answer.
     """
     unique = set(ids)
     found: dict[str, SlurmJob] = {}
@@ -84,7 +84,7 @@ def _parents(ids: Iterable[str]) -> list[str]:
 
 
 def _queued(parent: str) -> dict[str, SlurmJob]:
-    """Ask SLURM's controller for a job or job array. Return the job, or each task of the array, keyed by id."""
+    """Ask SLURM's controller about a job or job array. Return the job, or each task of the array, keyed by id."""
     text = slurm("squeue", "--noheader", "--array", "--states=all", f"--jobs={parent}", "--format=%F|%K|%T|%r|%N")
     found = {}
     for line in text.splitlines():
@@ -95,7 +95,7 @@ def _queued(parent: str) -> dict[str, SlurmJob]:
 
 
 def _accounted(parents: list[str]) -> dict[str, SlurmJob]:
-    """Ask SLURM's accounting for jobs and job arrays. Return each job and each task of an array, keyed by id."""
+    """Ask SLURM's accounting about jobs and job arrays. Return each job and each task of an array, keyed by id."""
     given = f"--jobs={','.join(parents)}"
     text = slurm("sacct", "--noheader", "--allocations", "--parsable2", given, "--format=JobID,State,NodeList")
     found = {}

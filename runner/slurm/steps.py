@@ -1,4 +1,4 @@
-"""Job steps: a command inside a SLURM allocation of several nodes starts each run on these nodes with `srun`."""
+"""Start runs as SLURM job steps: inside an allocation of several nodes, meshrunner starts each run with `srun`."""
 
 import os
 import shlex
@@ -12,14 +12,14 @@ from meshrunner.runner.slurm.settings import Slurm
 
 
 def allocated_nodes() -> int:
-    """Return the number of nodes over which this process can start job steps: 1 outside an allocation and inside a run's step."""
+    """Return the number of nodes on which this process can start job steps: 1 outside an allocation or inside a job step."""
     in_step = int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) > 1
     return 1 if in_step else int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
 
 
 def step(run_dir: Path, nodes: int) -> tuple[list[str], dict[str, str]]:
-    """Return the `srun` command that executes a run on the first nodes of the allocation, and its environment variables, as in
-    slurm/run.sbatch. Raise ConfigError if SLURM does not answer."""
+    """Return an `srun` command and the environment variables for `srun`, as in slurm/run.sbatch. The command executes a run on
+    the first `nodes` nodes of the allocation. Raise ConfigError if SLURM does not answer."""
     hosts = slurm("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
     variables = {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(10000 + int(os.environ["SLURM_JOB_ID"]) % 20000)}
     if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):

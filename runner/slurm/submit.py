@@ -79,8 +79,8 @@ def submit_runs(
 
 
 def submit_search(folder: Path, experiment: Experiment, settings: Slurm) -> None:
-    """Submit the search of a sweep directory as one job on the nodes of `experiment`, or only print its script if
-    `settings.dry_run` is set. If SLURM rejects the script, raise ConfigError."""
+    """Submit a search by `meshrunner tune` as one job on the nodes of `experiment`, or only print its script if
+    `settings.dry_run` is set. `folder`: the sweep directory of the search. If SLURM rejects the script, raise ConfigError."""
     script = sbatch_script(folder, settings, settings.request(experiment))
     if settings.dry_run:
         say(script, end="")
@@ -143,5 +143,5 @@ def _sbatch(path: Path, text: str, folder: Path) -> str:
     except ConfigError as error:
         raise ConfigError(
             f"SLURM rejected {shown(path)}: {error}\n"
-            f"The runs are pending. To submit them differently: meshrunner submit {shown(folder)} hydra.launcher.KEY=VALUE"
+            f"No job was created. To submit the runs again: meshrunner submit {shown(folder)} hydra.launcher.KEY=VALUE"
         ) from None

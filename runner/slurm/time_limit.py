@@ -40,7 +40,7 @@ def _longest(partition: str | None) -> float:
 
 
 def _minutes(limit: str) -> float:
-    """Convert a time limit of `sinfo`, such as 2-00:00:00 or 30:00, to minutes. Return infinity for any other word."""
+    """Convert a time limit of `sinfo`, such as 2-00:00:00 or 30:00, to minutes. Return infinity if the text is not a time."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
     if found is None:
         return math.inf

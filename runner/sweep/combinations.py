@@ -1,7 +1,7 @@
 """Turns the jobs of a Hydra sweeper into run directories. All jobs of a batch are checked before any directory is written.
 
 A job is a combination of the overrides that a sweep varies. A combination has a run for each repeat and seed. A batch is the
-list of jobs that the sweeper passes to a launcher at once. A grid is one batch by default. Adaptive sweepers pass several.
+jobs that the sweeper passes to a launcher at once. By default, a grid forms one batch. Adaptive sweepers pass several batches.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ class Target:
 
 
 def configured_workers(experiment: Experiment) -> int:
-    """Return launch.workers or, for `auto`, the number of devices per node. This machine need not have the devices."""
+    """Return launch.workers or, for `auto`, the number of devices per node, even if this machine has no such devices."""
     if experiment.launch.workers != "auto":
         return experiment.launch.workers
     hardware = experiment.hardware
@@ -155,7 +155,7 @@ def check_batch(loader: Any, config: DictConfig, job_overrides: Jobs, first: int
 
 
 def pending(composed: Composed) -> Run:
-    """Return a run that has not started, even if its directory does not exist."""
+    """Represent a configuration as a pending run. The run's directory need not exist."""
     choices, task = composed.overrides["choices"], composed.overrides["task"]
     return Run(composed.run_dir, "pending", config=composed.config, choices=choices, task=task)
 
@@ -217,7 +217,7 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Jobs) -> set[str]:
-    """Return the overrides that only some jobs have, or all overrides of a single job: some sweepers pass jobs one by one."""
+    """Return the overrides that only some jobs have. If there is one job, return all: some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared

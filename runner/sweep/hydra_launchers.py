@@ -97,8 +97,7 @@ def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Jobs |
 
 @contextmanager
 def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
-    """Undo Hydra's changes to the sweep directory if the sweep has written no runs, for example because a job is invalid. Keep
-    the changes if a search has begun."""
+    """Undo Hydra's changes to the sweep directory, unless the sweep has written runs or `meshrunner tune` has begun to search."""
     record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
     before = record.read_bytes() if record.is_file() else None
     since = placed.stat().st_mtime_ns if placed.exists() else None
@@ -133,8 +132,8 @@ def resume_sweep(sweep_dir: Path) -> int:
 
 
 def composer_of(sweep_dir: Path, launcher: Sequence[str] = ()) -> Composer:
-    """Restore the composer of a sweep's first command line from multirun.yaml. `launcher`: overrides of Hydra's launcher and its
-    settings. If `launcher` is empty, this machine executes the runs, as in the SLURM job of a search."""
+    """Return a composer for the command line that multirun.yaml records. `launcher`: overrides of hydra/launcher and
+    hydra.launcher. If `launcher` is empty, this machine executes the runs, for example in the SLURM job of a search."""
     try:
         written = OmegaConf.load(sweep_dir / MULTIRUN)
     except (OSError, ValueError) as error:

@@ -65,7 +65,7 @@ class LiveTable(Tally):
         self._ended: dict[Path, list[str]] = {}
         """Cells of ended runs, in the order in which the runs ended."""
         self._earlier: dict[Path, list[str]] = {}
-        """Cells of runs that had ended before the sweep was started, if the table has shown them."""
+        """Cells of runs that had ended before the sweep started. A run is added when the table first shows the run."""
         self._drawn = 0.0
 
     def __enter__(self) -> Self:
@@ -91,7 +91,7 @@ class LiveTable(Tally):
         self._draw()
 
     def refresh(self, phase: str = "") -> None:
-        """Redraw the table if REDRAW_S seconds have passed or if `phase`, the name of a run's slow work, has changed."""
+        """Redraw the table if it is older than REDRAW_S seconds or a new `phase` begins, such as saving a checkpoint."""
         begins = phase not in ("", self._phase)
         self._phase = phase
         if begins or time.monotonic() - self._drawn > REDRAW_S:
@@ -121,7 +121,7 @@ class LiveTable(Tally):
         self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
 
     def _visible(self, taken: int) -> list[Path]:
-        """Return the runs to show above `taken` lines of other text. Prefer executing runs if not all runs fit on the screen."""
+        """Return the runs to show. If not all fit on the screen, prefer executing runs. `taken`: lines that other text needs."""
         room = max(self._screen.height - 3 - taken, 1)  # 3: the table's titles, the rule below them, an empty line
         if len(self._states) <= room:
             return list(self._states)

@@ -27,8 +27,8 @@ MAX_LISTED = 10
 
 
 def wanted(experiment: Experiment, *, here: bool) -> bool:
-    """Return whether to predict a run. On a CPU, only a run on this machine (`here`) is predicted, and only if a rank is emulated
-    or sweep.preflight=skip."""
+    """Return whether to predict a run. If `hardware` is not a GPU, predict only runs on this machine (`here`). On CPUs, predict
+    only if a rank is emulated or sweep.preflight=skip."""
     if experiment.sweep.preflight == "off":
         return False
     if isinstance(experiment.hardware, GPU):
@@ -48,7 +48,7 @@ def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: 
 
 
 def save_prediction(run_dir: Path, config: dict[str, Any], experiment: Experiment, workers: int) -> None:
-    """Predict a run that starts on this machine, and write plan.json to its directory. Threads may call this function."""
+    """Predict a run that starts on this machine, and write plan.json to its directory. Safe to call from any thread."""
     if plan := predict_single_run(config, experiment, workers, here=True):
         with suppress(OSError):  # a full disk does not stop the run
             PlanRecord.model_validate(plan).write(run_dir / PLAN)
@@ -77,7 +77,8 @@ def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
 def predicted_plans(
     configs: Sequence[dict[str, Any]], workers: Sequence[int], progress: Progress = lambda done, total: None
 ) -> list[dict[str, Any]]:
-    """Return each run's content of plan.json, or {} if BUDGET_S did not suffice. Warn of failures. `workers`: count per node."""
+    """Return the content of plan.json for each run, or {} for runs without a prediction after BUDGET_S seconds. Warn of failures.
+    `workers`: workers per node of each run."""
     if not configs:
         return []
     resolved = [with_value(config, "launch.workers", count) for config, count in zip(configs, workers, strict=True)]
@@ -88,7 +89,7 @@ def predicted_plans(
     faults = [each.verdict.reason for each in found if each.verdict.answer == NOT_PLANNED and each != NOT_IN_TIME]
     of_all = f"of {len(found):,} combinations"
     if late := found.count(NOT_IN_TIME):
-        warn(f"preflight: {late:,} {of_all} were not predicted within {BUDGET_S:g} s; starting them anyway")
+        warn(f"preflight: {late:,} {of_all} have no prediction after {BUDGET_S:g} s; starting them anyway")
     if faults:
         many = f"{len(faults):,} {of_all} could not be predicted"
         warn(f"preflight: {many}; starting them anyway. First error: {one_line(faults[0])}")

@@ -67,7 +67,7 @@ class Ranked(NamedTuple):
     run: Run
     """The run, with the number of workers and the global batch that it would use."""
     ahead_pct: float | None = None
-    """Difference in speed from the first combination, in percent; None if it is unknown or a step does different work."""
+    """Difference in speed from the first combination, in percent; None if unknown or if the work per step differs."""
     mark: str = ""
     """WITHIN_ERROR if `ahead_pct` is within the error of predictions; a value of OTHER if the work of a step differs; else ""."""
 
@@ -82,7 +82,7 @@ class Ranked(NamedTuple):
 
 
 def rank(composer: Composer, *, active_only: bool, key: str | None = None) -> list[Ranked]:
-    """Predict and sort all combinations of a grid. If `key` is given, set it in each combination to the largest value that
+    """Predict and sort all combinations of a grid. If `key` is given, set this key in each combination to the largest value that
     fits. Raise ConfigError if `run -m` would reject the command line."""
     config, loader = composer.compose_sweep(), composer.hydra.config_loader
     target = Target(lambda experiment: expected_devices(experiment).workers)
@@ -134,7 +134,7 @@ def _run(job: Combination, forecast: Forecast) -> Run:
 
 
 def _against(each: Ranked, first: Ranked) -> Ranked:
-    """Compare the speed of a combination with the speed of the first one, if both do the same work per step."""
+    """Compare the speed of a combination with the speed of the first combination, if the work per step is the same."""
     mine, best = each.forecast.speed, first.forecast.speed
     if each is first or mine is None or best is None:
         return each
@@ -155,7 +155,7 @@ def _sort_key(each: Ranked) -> tuple[int, float, float]:
 
 
 def lines(ranked: Sequence[Ranked], width: int) -> Iterator[str]:
-    """Yield the lines of a ranking: the settings that are equal in all combinations, the table, and explanations of its marks."""
+    """Yield the lines of a ranking: the settings that are equal in all combinations, the table, and explanations of marks."""
     yield paragraph("in all rows: " + " ".join(_same(ranked)), 0, width) + "\n"
     cells = columns(ranked)
     yield from _table(ranked, cells, width)
@@ -179,7 +179,7 @@ def _same(ranked: Sequence[Ranked]) -> list[str]:
 
 
 def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
-    """Return the columns with figures, keyed by title, with a cell for each combination. Omit columns without any text."""
+    """Return the numeric columns, keyed by title, with a cell for each combination. Omit a column if all its cells are empty."""
     rows = [each.as_json() for each in ranked]
 
     def numbers(key: str, template: str) -> list[str]:
@@ -199,7 +199,7 @@ def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
 
 
 def _table(ranked: Sequence[Ranked], cells: dict[str, list[str]], width: int) -> Iterator[str]:
-    """Yield the lines of the table. Group combinations by verdict, with a heading before each group and the reasons below."""
+    """Yield the table's lines, with a heading per verdict. Below combinations whose verdict is not FITS, print the reason."""
     names = [" ".join(map(short_override, each.varying or each.overrides)) or "defaults" for each in ranked]
     widths = {title: max(map(len, [title, *column])) + 2 for title, column in cells.items()}
     longest = 2 + max(map(len, ["combination", *names]))

@@ -24,11 +24,11 @@ LEAST_S = 10.0
 SHARE = 0.01
 """Maximum fraction of a sweep's duration that is spent on updates of the page."""
 SECONDS_PER_RUN = 0.01
-"""Estimated seconds per run to write the first page. Every later page is assumed to take as long as the page before."""
+"""Estimated seconds per run to write the page for the first time. An update is assumed to take as long as the previous write."""
 
 
 def finish_sweep(sweep_dir: Path) -> None:
-    """Report a sweep's results in a table, a page and the tracker. Warn if the page or tracker fails. May raise Interrupted."""
+    """Print a sweep's table, write its page and update the tracker. Warn if the page or tracker fails. May raise Interrupted."""
     with interruptible():
         # The first run's tracker receives the table. The tracker loads its library while the page is written.
         tracking = Trackers(sweep_dir, first_experiment(sweep_dir, run_names(sweep_dir)).tracker)

@@ -64,7 +64,7 @@ def _place_round(sweep_dir: Path, first: Experiment) -> list[Path]:
 
 
 def _list(sweep_dir: Path, run_dirs: list[Path]) -> None:
-    """Add runs to sweep.json. Each run gets the overrides of the first run of its combination."""
+    """Add runs to sweep.json. Each run gets the same overrides as the run that it repeats."""
     overrides = {run.name: run.overrides or [] for run in PlacedSweep.read(sweep_dir / SWEEP).jobs}
     names = [run_dir.name for run_dir in run_dirs]
     add_runs(sweep_dir, [(name, overrides.get(in_round(name, 1), [])) for name in names])

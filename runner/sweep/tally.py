@@ -97,7 +97,7 @@ class RunLines(Tally):
     """
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path], *, steps: bool) -> None:
-        """Prepare to execute the runs `todo`. `steps`: whether each run prints its steps."""
+        """Prepare to print a line for each run in `todo`. `steps`: whether each run prints its steps."""
         super().__init__(run_dirs, todo)
         self.steps = steps
         self._slow = Slow()
@@ -115,7 +115,7 @@ class RunLines(Tally):
             say(f"\n{self.label(run_dir)}")
 
     def refresh(self, phase: str = "") -> None:
-        """Print `phase`, which names the slow work of a run, if the work lasts longer than SILENT_S seconds."""
+        """Print the name of a phase, such as saving a checkpoint, if the phase lasts longer than SILENT_S seconds."""
         self._slow.doing(phase)
 
     def run_ended(self, run_dir: Path) -> None:

@@ -21,7 +21,7 @@ class Sink(Protocol):
         """Log a row of events.jsonl: the figures of one step. Rows arrive in the order of steps. Unknown figures are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
-        """Log the state, reason and summary of the ended run. `summary` may be {}. Return after all data is written or sent."""
+        """Log the state, reason and summary of the ended run. `summary` may be {}. Wait until all data is written or sent."""
 
 
 class Tracker(Option):
@@ -58,7 +58,7 @@ class Tracker(Option):
         """Start to track a run. The caller then logs the rows of all steps from step 1 on, even if the run is resumed."""
 
     def compare(self, sweep: SweepRecord) -> None:
-        """Record an ended sweep's comparison table. Return after the table is written or sent. The base class does nothing."""
+        """Record an ended sweep's comparison table, and wait until it is written or sent. The base class does nothing."""
 
 
 class NoTracker(Tracker):
@@ -74,7 +74,7 @@ class Several(Tracker):
     """Several independent trackers. A tracker that fails or hangs does not affect the other trackers."""
 
     of: dict[str, Annotated[SerializeAsAny[Tracker], chosen(Tracker)]]
-    """Trackers by name. `tracker=[wandb,tensorboard]` chooses two trackers, `tracker.of.wandb.mode=online` sets a key of one."""
+    """Trackers by name. `tracker=[wandb,tensorboard]` chooses two trackers; `tracker.of.wandb.mode=online` sets W&B's mode."""
 
     @model_validator(mode="after")
     def _check_members(self) -> Several:
@@ -96,6 +96,6 @@ class Several(Tracker):
 
 
 def tracker_of(record: RunRecord | SweepRecord) -> Tracker:
-    """Return the tracker in a record's configuration. Raise pydantic.ValidationError if the configuration is invalid."""
+    """Return the tracker that a run or sweep uses. Raise pydantic.ValidationError if the configuration is invalid."""
     option: TypeAdapter[Tracker] = TypeAdapter(Annotated[Tracker, chosen(Tracker)])
     return option.validate_python(record.config.get("tracker"))

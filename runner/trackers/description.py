@@ -26,7 +26,7 @@ from meshrunner.runner.rundir.files import ENVIRONMENT, SUMMARY, is_sweep, track
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The data of a run that a tracker needs."""
+    """Data about a run, collected for trackers."""
 
     run_dir: Path
     config: dict[str, Any]
@@ -65,7 +65,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """The data of an ended sweep that a tracker needs."""
+    """Data about an ended sweep, collected for trackers."""
 
     sweep_dir: Path
     group: str

@@ -36,7 +36,7 @@ class RowBuffer:
         self._last_step = 0  # the last step of this attempt
 
     def read(self, final: bool) -> list[StepRow]:
-        """Return the new rows that no later row can replace, sorted by step. If `final`, the run has ended: return all rows."""
+        """Return the new rows that no later row can replace, sorted by step. If `final` is set, return all remaining rows."""
         for row in self._tail.read():
             while self._held and next(reversed(self._held)) >= row.step:
                 self._held.popitem()  # a row of an earlier attempt, now out of date
@@ -56,8 +56,8 @@ def run_in_background(folder: Path, ended: Connection, member: str) -> int:
 def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:
     """Track a run until it has ended, or record the table of an ended sweep. Return the exit code.
 
-    The launcher closes its end of the pipe `ended` when the run has ended. Without a pipe, watch the state in status.json.
-    An exception in the tracker is printed to stderr and recorded in tracker.json.
+    `ended` is a pipe that the launcher closes when the run has ended. Without a pipe, watch the state in status.json. An
+    exception in the tracker is printed to stderr and recorded in tracker.json.
     """
     try:
         update_tracking(folder, member, phase="opening", warning=None)

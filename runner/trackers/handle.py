@@ -21,10 +21,10 @@ TRACKER_GRACE_S = 2.0
 
 
 class TrackerHandle:
-    """A tracker's process, for a run or ended sweep. The process ends with the launcher, but cannot make the launcher fail."""
+    """A tracker's process, for a run or ended sweep. The process ends when the launcher ends, but cannot crash the launcher."""
 
     def __init__(self, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> None:
-        """Start the process, unless the tracker is inactive or does not record sweeps. `finish` reports a failed start."""
+        """Start the process if the tracker is active and, for a sweep, if it records sweeps. `finish` reports a failed start."""
         self._folder, self._tracker, self._member = folder, tracker, member
         self._subject = "sweep" if is_sweep(folder) else "run"
         self._timeout_s = tracker.finish_timeout_s if timeout_s is None else timeout_s
@@ -114,7 +114,7 @@ class Trackers:
         ]
 
     def finish_or_warn(self, ended: str) -> None:
-        """Wait for all trackers and print their warnings. On Ctrl-C, print a single warning that begins with `ended` instead."""
+        """Wait for all trackers and print their warnings. On Ctrl-C, print a single warning instead, with the prefix `ended`."""
         try:
             for handle in self.handles:
                 handle.end()

@@ -44,7 +44,7 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
 
 
 def _answer(config: DictConfig, search: Search, comparison: Comparison, found: Found) -> None:
-    """Print the best combination of a cell, and how much faster another combination may be."""
+    """Print the best combination of a cell (see `Survey.cells`), and how much faster another combination of the cell may be."""
     best, chance, bound = found.outlook
     rows = {search.number_of(row): row for row in comparison.rows}
     summaries = rows[best].summaries
@@ -95,7 +95,7 @@ def _write_hardware(sweep_dir: Path) -> None:
 
 
 def _write_best(loader: Any, config: DictConfig, search: Search, best: int, name: str) -> None:
-    """Write a combination as the experiment `name`: its options, and the keys in which it differs from its options."""
+    """Write a combination to experiment file `name`: its options, and all keys whose values do not follow from the options."""
     job = search.jobs[best]
     given = [each for each in typed(config.hydra.overrides.task) if key_of(each) in SET_BY_TUNE]
     overrides = [*(each for each in job.overrides if key_of(each) not in SET_BY_TUNE), *given]

@@ -21,22 +21,22 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 COMMON = 0.05
-"""Standard deviation of the error that all combinations share."""
+"""Standard deviation of the prediction error (in log speed) that all combinations share."""
 OPTION = {"parallelism": 0.06, "compile": 0.03}
 OTHER_OPTION = 0.01
-"""Standard deviation of the error of an option, for all keys that are not in OPTION."""
+"""Standard deviation of the error that all combinations with the same option share, if the option's key is not in OPTION."""
 OWN = 0.005
-"""Standard deviation of the error of a single combination."""
+"""Standard deviation of each combination's individual prediction error (in log speed)."""
 DRIFT = 0.02
 """Standard deviation of the change in the logarithm of the machine's speed from one wave of runs to the next."""
 NEWTON_STEPS = 10
 PER_COEFFICIENT = 2
-"""Number of predictions per coefficient of a polynomial in `Response`. Each prediction assumes different constants."""
+"""Number of predictions per polynomial coefficient when a `Response` is fitted. Each prediction uses new random constants."""
 
 
 def points_for(spread: Array) -> Array:
-    """Draw random constants for the predictions that a `Response` needs. Return the logarithms of (constant / its value before
-    the first run) [points, constants]. `spread`: standard deviations of the logarithms [constants]."""
+    """Draw random constants for the predictions that a `Response` needs. Return log(constant / value before the first run), shape
+    [points, constants]. `spread`: standard deviations of the logarithms, shape [constants]."""
     coefficients = (len(spread) + 1) * (len(spread) + 2) // 2
     return np.random.default_rng(0).normal(0, spread, (PER_COEFFICIENT * coefficients, len(spread)))
 
@@ -48,22 +48,22 @@ class Response:
         """Fit the polynomials to predictions at several points. A polynomial must have fewer coefficients than there are points.
 
         Args:
-            points: logarithms of (constant / its value before the first run) [points, constants].
-            speeds: logarithms of the predicted speeds [combinations, points].
+            points: log(constant / value before the first run), shape [points, constants].
+            speeds: logarithms of the predicted speeds, shape [combinations, points].
         """
         count = points.shape[1]
         rows, columns = np.triu_indices(count)
         terms = np.column_stack([np.ones(len(points)), points, points[:, rows] * points[:, columns]])
         coefficients = np.linalg.lstsq(terms, speeds.T, rcond=None)[0]
         self.misfit: Array = (speeds.T - terms @ coefficients).std(axis=0)
-        """Standard deviation of the difference between predictions and polynomial [combinations]."""
+        """Standard deviation of the differences between predictions and polynomial, shape [combinations]."""
         self._at_zero, self._linear = coefficients[0], coefficients[1 : 1 + count].T
         self._quadratic = np.zeros((len(speeds), count, count))
         self._quadratic[:, rows, columns] = coefficients[1 + count :].T
         self._quadratic = (self._quadratic + self._quadratic.swapaxes(1, 2)) / 2
 
     def at(self, constants: Array) -> tuple[Array, Array]:
-        """Return the logarithms of the speeds [combinations] and their derivatives [combinations, constants] at a point."""
+        """Return the log speeds at `constants`, shape [combinations], and their gradients, shape [combinations, constants]."""
         curved = self._quadratic @ constants
         return self._at_zero + (self._linear + curved) @ constants, self._linear + 2 * curved
 
@@ -87,14 +87,14 @@ class Belief(NamedTuple):
     covariance: Array
     """Shape [combinations, combinations]."""
     constants: Array
-    """Most probable logarithms of (constant / its value before the first run) [constants]."""
+    """Most probable log(constant / value before the first run), shape [constants]."""
 
 
 class Prior:
     """The belief before the first run."""
 
     def __init__(self, response: Response, constants: Array, combinations: Sequence[Mapping[str, str]]) -> None:
-        """Take the standard deviations of the logarithms of the constants, and the options of each combination by config key."""
+        """Set up. `constants`: standard deviations of log constants. `combinations`: each combination's option per config key."""
         self._response, self._constants = response, constants
         errors = np.full((len(combinations), len(combinations)), COMMON**2)
         for key in sorted(set().union(*combinations)):

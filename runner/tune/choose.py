@@ -13,22 +13,22 @@ WEIGHTS = WEIGHTS / WEIGHTS.sum()
 SAMPLES = 2000
 CONFIDENCE = 0.95
 LIKELY = 0.05
-"""Probability of being the fastest. A combination with a higher probability is a leader."""
+"""Threshold: a combination is a leader if its probability of being the fastest is above this value."""
 
 
 class Outlook(NamedTuple):
     """The best combination so far, and how much faster another combination may be."""
 
     best: int
-    """Number of the combination with the highest expected speed of all combinations that were run."""
+    """Number of the combination that has the highest expected speed among the combinations that were run."""
     chance: float
-    """Probability that any combination without a run is faster than `best` by more than the tolerance."""
+    """Probability that at least one combination without a run is faster than `best` by more than the tolerance."""
     bound: float
     """Fraction such that, with probability CONFIDENCE, no combination is faster than `best` by more than this fraction."""
 
 
 def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int) -> Outlook:
-    """Return the outlook. `tried` holds the combinations that were run, at least one. `tolerance` is tune.tolerance."""
+    """Return the outlook. `tried` holds the combinations that were run and is not empty. `tolerance` is tune.tolerance."""
     own = np.array(sorted(tried))
     best = int(own[belief.mean[own].argmax()])
     normal = np.random.default_rng(seed).standard_normal((len(belief.mean), SAMPLES))
@@ -43,7 +43,7 @@ def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int)
 
 
 def leaders(belief: Belief, tried: Collection[int], seed: int) -> list[int]:
-    """Return the combinations that are the fastest of `tried` (the combinations that were run) with a probability over LIKELY."""
+    """Return the combinations in `tried` whose probability of being the fastest in `tried` exceeds LIKELY."""
     own = np.array(sorted(tried))
     mean, covariance = belief.mean[own], belief.covariance[np.ix_(own, own)]
     normal = np.random.default_rng(seed).multivariate_normal(mean, covariance, SAMPLES)
@@ -54,9 +54,9 @@ def leaders(belief: Belief, tried: Collection[int], seed: int) -> list[int]:
 def next_wave(belief: Belief, tried: Collection[int], size: int, noise: float) -> list[int]:
     """Return the combinations whose runs are likely to help most in finding the best combination.
 
-    A combination may run again. Each choice maximises the knowledge gradient (Frazier, Powell and Dayanik 2009, "The
-    Knowledge-Gradient Policy for Correlated Normal Beliefs"). The gradient is the mean, over possible results of the chosen runs,
-    of the highest expected speed of a combination that was run or chosen. `noise`: as in `Prior.after`.
+    Combinations that were run may be chosen again. Each choice maximises the knowledge gradient (Frazier, Powell and Dayanik
+    2009, "The Knowledge-Gradient Policy for Correlated Normal Beliefs"): the mean, over the possible results of the new run, of
+    the highest expected speed among the combinations that were run or chosen by then. `noise`: as in `Prior.after`.
     """
     mean, covariance, known = belief.mean, belief.covariance, set(tried)
     chosen: list[int] = []

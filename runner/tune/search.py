@@ -47,12 +47,12 @@ class Found(NamedTuple):
 
 
 class Search:
-    """A search in a sweep directory."""
+    """A search for the fastest combination. A sweep directory holds its runs."""
 
     def __init__(self, sweep_dir: Path, survey: Survey) -> None:
         self.sweep_dir, self.survey, self.jobs, self.names = sweep_dir, survey, survey.jobs, survey.names
         self.numbers = {job.runs[0].run_dir.name: number for number, job in enumerate(survey.jobs)}
-        """Number of each combination, keyed by the name that the combination's run has in the first wave."""
+        """Number of each combination, keyed by the directory name that its run would have in the first wave."""
         experiment = survey.jobs[0].experiment
         self.settings, self.seed, self.max_repeat = experiment.tune, experiment.seed, experiment.sweep.max_repeat
         self.noise = NOISE[expected_devices(experiment).type]
@@ -67,12 +67,12 @@ class Search:
         return [(self.numbers[in_round(n, 1)], repeat_number(n), glance(self.sweep_dir / n)) for n in names]
 
     def failed(self, runs: list[tuple[int, int, Run]]) -> dict[int, Run]:
-        """Return the newest run of each combination that was run without a measured speed. `runs`: result of method `runs`."""
+        """Return the newest run of each combination that has runs but no measured speed. `runs`: result of `runs()`."""
         completed = {number for number, _, run in runs if speed_of(run)}
         return {number: run for number, _, run in runs if number not in completed}
 
     def found(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Found | None:
-        """Return the runs and the belief of a cell, or None if no run of the cell completed. `runs`: result of method `runs`."""
+        """Return a cell's measured runs and the resulting belief, or None if no run is measured. `runs`: result of `runs()`."""
         belief = self._belief(runs, cell)
         own = [run for run in _measured(runs) if run.combination in cell]
         tried = {run.combination for run in own}
@@ -121,8 +121,8 @@ class Search:
         return chosen
 
     def equal(self, found: Found, comparison: Comparison) -> list[Row]:
-        """Return the fastest row and the rows that no test distinguishes from it. Leave out rows that are unlikely to be fastest.
-        Return [] if one row is left. Rows with too few runs for a test count as equal. `comparison`: the whole sweep."""
+        """Return the fastest row and rows that no test distinguishes from that row. Leave out rows that are unlikely to be
+        fastest. Return [] if one row is left. Rows with too few runs for a test count as equal. `comparison`: the whole sweep."""
         ahead = leaders(found.belief, found.tried, self.seed)
         return undecided(comparison, [row for row in comparison.rows if self.number_of(row) in ahead])
 

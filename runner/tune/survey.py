@@ -37,7 +37,7 @@ GUESS_ERROR_PCT = 300.0
 LISTED = 3
 """Maximum number of reasons that are printed."""
 LARGEST_BATCH = 4
-"""Maximum ratio of the common global batch to the largest global batch that a combination has by default."""
+"""Limit on the common global batch, as a multiple of the largest global batch that a combination has by default."""
 
 
 class Survey(NamedTuple):
@@ -48,9 +48,9 @@ class Survey(NamedTuple):
     """Short name of each combination, such as `fsdp2 full micro_batch=2`."""
     prior: Prior
     cells: list[list[int]]
-    """Numbers of the combinations in each cell (see `sweep.best_by`). Each cell is searched separately."""
+    """Numbers of the combinations in each cell. A cell has one value of each `sweep.best_by` key and is searched separately."""
     lines: list[str]
-    """Lines to print: the numbers of combinations that are impossible, do not fit or are left, and the most frequent reasons."""
+    """Lines to print: how many combinations are impossible, do not fit or are left, and the most frequent reasons."""
 
 
 def survey(loader: Any, config: DictConfig, target: Target) -> Survey:

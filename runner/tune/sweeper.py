@@ -1,8 +1,8 @@
 """`hydra/sweeper=tune`: finds the fastest combination that fits by predicting all combinations and running a few in waves.
 
 The runs of a wave follow each other closely, and each wave runs the best combination so far again. Changes of the machine's speed
-between waves thus cancel out. The name of a run contains the number of its wave as the number of a repeat, so that `compare`
-treats waves as rounds. All decisions depend only on the runs on disk, so the same command continues after any interruption.
+between waves thus cancel out. A run's name gives the number of its wave as the repeat number, so `compare` treats waves as
+rounds. All decisions depend only on the runs on disk, so the same command continues after any interruption.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def tune(loader: Any, config: DictConfig, ended: Callable[[int], object]) -> Non
 
 
 def _submit(loader: Any, config: DictConfig, sweep_dir: Path) -> None:
-    """Submit the search as one job, which continues the search in the sweep directory and executes the runs on its nodes."""
+    """Submit the search as one job. The job carries out the search in the sweep directory and executes the runs on its nodes."""
     settings = Slurm.read(plain(config.hydra.launcher))
     if settings.nodes is not None:
         raise ConfigError("hydra.launcher.nodes: a search has no such setting; set launch.nodes")

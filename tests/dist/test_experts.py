@@ -401,16 +401,13 @@ def document() -> None:
     print("# Experts under every layout against one process\n")
     print(f"All runs use torch {torch.__version__}, gloo on CPU and fp32. The overrides are `{' '.join(EXPERTS)}`.")
     print("The vocabulary size 509 is prime, so it never divides evenly among ranks.")
-    print(
-        "Initial weights, and the experts' loads and biases in five steps, are bit-equal to those of a run in one process."
-    )
+    print("Initial weights are bit-equal to those of a run in one process. In each of the five steps, the loads and")
+    print("biases of the experts are also bit-equal to those of a run in one process.")
     print(f"In the run in one process, the scores of chosen experts exceed all other scores by more than {NEAR:g}.")
     print("`python -m tests.dist.test_experts` prints this table.\n")
-    print("Each column shows the largest relative difference from a run in one process. The column `gradient` compares")
-    print(
-        "a parameter's gradient before the first update (||difference|| / ||gradient||). The columns `norm` and `loss` compare"
-    )
-    print("the global gradient norm and the loss in five steps of AdamW.\n")
+    print("Each column shows the largest relative difference from a run in one process. The column `gradient` shows")
+    print("the largest ||difference|| / ||gradient|| of any parameter's gradient before the first update. The columns")
+    print("`norm` and `loss` compare the global gradient norm and the loss in five steps of AdamW.\n")
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:
         found = compare(world, layout)

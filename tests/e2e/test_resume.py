@@ -268,7 +268,7 @@ def test_load_continues_another_run_in_a_new_directory(straight: Path, tmp_path:
     [
         (["checkpoint.load=nowhere"], "checkpoint.load: no such directory"),
         (["checkpoint.load=."], "contains no usable checkpoint"),
-        (["checkpoint.load={straight}", "steps=6"], "at step 6 and steps is 6, so nothing is left to train"),
+        (["checkpoint.load={straight}", "steps=6"], "at step 6 and steps=6, so nothing is left to train"),
         (["checkpoint.load={straight}", "steps=9", "model.dim=64"], "model.dim: 32 in the checkpoint, 64 now"),
         (["checkpoint=dpc"], "Did you mean 'dcp'?"),
         (["checkpoint=dcp", "checkpoint.every=0"], "checkpoint.every: expected a whole number of at least 1, got 0"),

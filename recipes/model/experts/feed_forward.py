@@ -1,8 +1,8 @@
 """Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
 No token is dropped. Each token becomes one row per chosen expert. Rows are sorted by expert, multiplied expert by expert, and
-sorted back by token. Each block returns the number of tokens of each expert, and the network adds up the numbers. If blocks added
-up the numbers themselves, activation recomputation would count every token twice.
+sorted back by token. Each block returns how many tokens each expert got, and the network adds up these counts. If blocks added
+up the counts themselves, activation recomputation would count every token twice.
 """
 
 import math
@@ -44,7 +44,7 @@ class Router(nn.Module):
         """Return three tensors: the weights and the indices of each token's K experts, and the unweighted balance loss.
 
         weights: [T, K], fp32; indices: [T, K], int64; loss: 0-d, fp32; x: [batch, seq, dim], T = batch x seq.
-        bias: [experts], added to the scores only to choose experts, not to compute the weights.
+        bias: [experts], added to the scores for choosing experts, but not for computing the weights.
         mesh: the tensor-parallel ranks, or None. Each rank holds the router's whole weight and routes all tokens.
         """
         config, weight = self.config, self.weight.float()
@@ -68,9 +68,9 @@ class Router(nn.Module):
 def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
     """Return the unweighted balance loss, averaged over sequences (DeepSeek-AI 2024, V3, equations 17 to 20).
 
-    The loss of a sequence is the sum of f x P over the experts. f is the expert's share of the sequence's choices, times the
-    number of experts, without a gradient. P is the expert's score divided by the sum of the token's scores, averaged over the
-    sequence. Equal loads have a loss of 1. scores: [batch, seq, number of experts]; experts: chosen indices, [batch, seq, K].
+    The loss of a sequence is the sum of f x P over the experts. f, which has no gradient, is the fraction of choices that fall
+    on the expert, times the number of experts. P is the expert's fraction of a token's total score, averaged over the tokens. If
+    all loads are equal, the loss is 1. scores: [batch, seq, number of experts]; experts: chosen indices, [batch, seq, K].
     """
     number, per_token = scores.shape[-1], experts.shape[-1]
     chosen = torch.zeros_like(scores).scatter_(-1, experts, 1.0)
@@ -84,7 +84,7 @@ class GroupedExperts(nn.Module):
 
     group: ProcessGroup | None = None
     """Process group of the expert-parallel ranks, which hold different experts; None: this rank holds all experts. Gradients are
-    divided by the number of expert-parallel ranks, because data parallelism averages only over other ranks."""
+    divided by the number of expert-parallel ranks, because data parallelism does not average over these ranks."""
 
     def __init__(self, number: int, dim: int, ffn_dim: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class SharedExpert(FeedForward):
     """The expert that every token passes through."""
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Return styles that split the width. The output stays a partial sum, so that one reduction covers all experts."""
+        """Return styles that split the hidden width. The output stays a partial sum, so that one reduction covers all experts."""
         split = matmul_styles(("w1", "w3"), "w2", sequence_parallel=False)
         return {**split, "w2": RowwiseParallel(output_layouts=Partial())}
 
@@ -166,7 +166,7 @@ class ExpertFeedForward(nn.Module):
 
 
 def on_all_ranks(x: Tensor, mesh: DeviceMesh, placement: Placement) -> Tensor:
-    """Return the full tensor on every rank. x: this rank's part, placed as `placement`. Backward sums gradients over ranks."""
+    """Return the full tensor on every rank. x: this rank's part, with this `placement`. Backward sums gradients over ranks."""
     shard = x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [placement])
     return shard.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 

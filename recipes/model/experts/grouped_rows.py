@@ -34,13 +34,13 @@ class _Permute(torch.autograd.Function):
 
 
 def permute(x: Tensor, order: Tensor, inverse: Tensor, copies: int = 1) -> Tensor:
-    """Repeat each row of `x` `copies` times, then index by `order`: [rows x copies, dim]. inverse: `inverse_of(order)`."""
+    """Repeat each row of x `copies` times, then reorder by `order`: [rows x copies, dim]. inverse: `inverse_of(order)`."""
     # Autograd's backward of indexing would add up gradients row by row. That is slow on a GPU, and not deterministic.
     return _Permute.apply(x, order, inverse, copies)  # type: ignore[no-untyped-call]
 
 
 def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: Tensor, group: ProcessGroup) -> Tensor:
-    """Send rows, [rows, dim], to the ranks that hold their experts, apply the experts there, and return the results. experts:
+    """Send each row to the rank with its expert, apply the expert there, and return the results. rows: [rows, dim]; experts:
     this rank's `GroupedExperts`; load: number of rows that this rank sends to each expert of the group, [experts]."""
     ranks = group.size()
     with torch.no_grad():
@@ -60,7 +60,7 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
 
 
 class FP32Linear(torch.autograd.Function):
-    """F.linear in fp32, which saves x for backward in the dtype of x, not in fp32. x: [..., in]; weight: [out, in], fp32."""
+    """F.linear in fp32. For backward, x is saved in its own dtype, not in fp32. x: [..., in]; weight: [out, in], fp32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class FP32Linear(torch.autograd.Function):
 
 
 class WeightedSum(torch.autograd.Function):
-    """The sum of each token's weighted results, computed in fp32: [tokens, dim], in the dtype of `results`. For
+    """The weighted sum of each token's results, [tokens, dim], computed in fp32 and cast to the dtype of `results`. For
     backward, `results` are saved in their own dtype, not in fp32. results: [tokens, K, dim]; weights: [tokens, K], fp32."""
 
     @staticmethod
@@ -111,7 +111,7 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Multiply each row by the weights of the row's group: [rows, out].
 
     x: [rows, in], sorted by group. Groups may be empty. weights: [groups, in, out], in the dtype of x. ends: index of the row
-    after the last row of each group, [groups], int32. The row sizes of x and of the result are multiples of 16 bytes.
+    after the last row of each group, [groups], int32. The row sizes of x and of the result must be multiples of 16 bytes.
     """
     if x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)
@@ -120,7 +120,7 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def leaves_empty_groups(device: torch.device) -> bool:
-    """Return whether grouped_mm on this device leaves the weight gradient of a group without rows uninitialised."""
+    """Return whether grouped_mm on this device leaves weight gradients uninitialised for groups without rows."""
     # This happens on Blackwell (pytorch issue #172439, open in November 2026) and on AMD GPUs (pull request #174314).
     return device.type == "cuda" and (
         torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] >= 10

@@ -16,7 +16,7 @@ class ExpertBlock(Block):
     """A Llama block with experts in place of the feed-forward network."""
 
     def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        """Return the block's output, the tokens per expert, [experts], and the balance loss, 0-d. bias: see `Router.forward`."""
+        """Return the block's output; the tokens per expert, [experts]; and the balance loss, 0-d. bias: see `Router.forward`."""
         x = x + self.attention(self.attention_norm(x), rope)
         y, load, balance = self.feed_forward(self.ffn_norm(x), bias)
         return x + y, load, balance
@@ -32,7 +32,7 @@ class MoETransformer(Transformer):
         super().__init__(config, seq_len, blocks)
         self.experts = experts
         self.rows: dict[int, int] = {}
-        """Row of each block with experts in `expert_bias`, keyed by block number."""
+        """Row index in `expert_bias` of each block with experts, keyed by block number."""
         for number, block in enumerate(self.layers):
             if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward):
                 self.rows[number] = len(self.rows)
@@ -49,7 +49,7 @@ class MoETransformer(Transformer):
         return with_gradient_of(self.loss(self.output, x, targets), balance)
 
     def through_blocks(self, x: Tensor, rope: Tensor | None, *, count: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the last block's output and the weighted balance loss (0-d or None). count: whether to count tokens."""
+        """Return the last block's output and the weighted balance loss (0-d or None). count: whether to count routed tokens."""
         loads, balances = [], []
         for number, block in enumerate(self.layers):
             if (row := self.rows.get(number)) is None:

@@ -29,7 +29,7 @@ class MambaConfig(Section):
     head_dim: Count
     """Width of one head."""
     groups: Count
-    """Number of groups. The heads of a group share the vectors B and C, which write to and read from the state."""
+    """Number of groups. The heads of a group share the vectors B (writes to the state) and C (reads from the state)."""
     state: Count
     """Number of state elements per channel. A head has head_dim channels."""
     conv: Annotated[int, whole(at_most=32)] = 4
@@ -38,7 +38,7 @@ class MambaConfig(Section):
     """Number of consecutive tokens that are processed together in matmuls. `chunk` affects speed and memory, not results."""
     kernel: Literal["auto", "torch", "fused"] = "auto"
     """fused: the CUDA kernels of packages mamba_ssm and, if installed, causal_conv1d; torch: matmuls in plain torch; auto: fused
-    if available, else torch. Matmuls of mamba_ssm compute fp32 inputs in TF32, regardless of `precision.matmul`."""
+    if available, else torch. mamba_ssm multiplies fp32 inputs in TF32, regardless of `precision.matmul`."""
     _chosen_on: str = PrivateAttr("")
     """Type of the devices for which `Hybrid.on` chose the kernel; "" if the configuration names the kernel."""
 
@@ -73,12 +73,12 @@ def only_atomic_sums() -> bool:
 
 
 class MultiToken(Section):
-    """Prediction of several tokens ahead by modules after the last block (DeepSeek-AI 2024, V3, section 2.2)."""
+    """Multi-token prediction: modules after the last block predict further tokens (DeepSeek-AI 2024, V3, section 2.2)."""
 
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
     """Number of tokens to predict after the next token. Each predicted token has a separate module (attention, feed-forward)."""
     loss_weight: float = Field(default=0.3, gt=0)
-    """Weight in the objective of `train/mtp_loss`, the mean loss of tokens after the next token. `train/loss` excludes it."""
+    """Weight of `train/mtp_loss` (mean loss of tokens after the next token) in the objective. `train/loss` excludes it."""
 
 
 class Hybrid(Decoder):

@@ -98,7 +98,8 @@ class PredictionBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the new stream and its normalised copy for `output`. x: old stream; token: embeddings. All [batch, seq, dim]."""
+        """Return the new stream and its normalised copy for `output`. x: residual stream; token: embeddings of the targets of the
+        previous prediction. Shapes: [batch, seq, dim]."""
         x = self.join(torch.cat((self.stream_norm(x), self.token_norm(token)), -1))  # [batch, seq, 2 dim] -> [.., dim]
         x = self.block(x, rope)
         return x, self.norm(x)
@@ -121,7 +122,7 @@ class HybridTransformer(MoETransformer):
         self.mtp = nn.ModuleList(PredictionBlock(config) for _ in range(config.mtp.depth))
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or the next token's loss if `targets` are given. Balance and multi-token losses only add gradients."""
+        """Return logits, or, given `targets`, the next token's loss. Balance and multi-token losses affect only the gradients."""
         rope, rows = self.positions(tokens), [tokens]
         if targets is not None:
             rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]

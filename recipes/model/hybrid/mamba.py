@@ -90,7 +90,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def _shifted(x: Tensor, before: int, after: int) -> list[Tensor]:
-    """Return x at the tokens t - before, ..., t + after, with zeros outside the sequence. x: [batch, seq, channels]."""
+    """Return x at token t + k for each offset k from `-before` to `after`, 0 outside the sequence. x: [batch, seq, channels]."""
     padded = _at_least_fp32(F.pad(x, (0, 0, before, after)))
     return [padded[:, k : k + x.shape[1]] for k in range(before + after + 1)]
 
@@ -120,7 +120,7 @@ class Scan(nn.Module):
         self.norm = nn.Parameter(torch.empty(inner))
 
     def forward(self, z: Tensor, x: Tensor, b: Tensor, c: Tensor, dt: Tensor) -> Tensor:
-        """Return the result, shaped like x. x, z: [batch, seq, heads x head_dim]; b, c: [.., groups x state]; dt: [.., heads]."""
+        """Mix the tokens. x, z and the result: [batch, seq, heads x head_dim]; b, c: [.., groups x state]; dt: [.., heads]."""
         config = self.config
         x, b, c = self.conv_x(x), self.conv_b(b), self.conv_c(c)
         x = x.view(*x.shape[:2], -1, config.head_dim)  # [batch, seq, heads, head_dim]
@@ -181,7 +181,7 @@ def _running_sums(x: Tensor, dim: int) -> Tensor:
 
 
 def _decays(to: Tensor, since: Tensor, *, strictly: bool = False) -> Tensor:
-    """Return exp(to_i - since_j) where j <= i (j < i if strictly), and 0 elsewhere: [b n g r i j]. to, since: [b n i g r]."""
+    """Return exp(to_i - since_j) where j <= i (j < i if `strictly`), else 0: [b n g r i j]. `to` and `since`: [b n i g r]."""
     to, since = (part.movedim(2, -1) for part in (to, since))
     length = to.shape[-1]
     allowed = torch.ones(length, length, dtype=torch.bool, device=to.device).tril(-1 if strictly else 0)

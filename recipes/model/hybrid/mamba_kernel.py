@@ -1,7 +1,7 @@
 """Custom operators for the CUDA kernels of mamba_ssm and causal_conv1d. The compiler calls these operators without tracing them.
 
 The compiler rejects Triton kernels that have a `pre_hook`, such as the kernels of mamba_ssm. Memory can be predicted
-without the packages, because they are imported only when an operator computes. An operator must return the same strides as its
+without the packages, because they are imported only when an operator runs. An operator must return the same strides as its
 fake implementation, but mamba_ssm returns gradients with the strides of its inputs. All results are therefore made contiguous.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @torch.library.custom_op("meshrunner::mamba_scan", mutates_args=())
 def _scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, chunk: int) -> Tensor:
-    """Compute S_t = exp(dt_t a) S_{t-1} + dt_t x_t b_t^T, y_t = S_t c_t + d x_t. a, d: [heads]; others as in `mamba.scan`."""
+    """Compute S_t = exp(dt_t a) S_{t-1} + dt_t x_t b_t^T, y_t = S_t c_t + d x_t. `a`, `d`: [heads]; others: see `mamba.scan`."""
     from mamba_ssm.ops.triton.ssd_combined import _mamba_chunk_scan_combined_fwd as forward
 
     y: Tensor = forward(*_contiguous(x, dt, a, b, c), chunk, D=d.contiguous())[0]
@@ -41,7 +41,7 @@ def _scan_backward(
 
 @torch.library.custom_op("meshrunner::causal_convolution", mutates_args=())
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute `mamba.CausalConvolution`. x: [batch, seq, channels], channels a multiple of 8; weight: [channels, 2 to 4]."""
+    """Compute `mamba.CausalConvolution`. x: [batch, seq, c], c a multiple of 8; weight: [c, width], width 2 to 4."""
     from causal_conv1d.cpp_functions import causal_conv1d_fwd_function as forward
 
     y: Tensor = forward(x.contiguous().transpose(1, 2), *_contiguous(weight, bias), None, None, None, True)

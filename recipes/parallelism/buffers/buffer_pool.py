@@ -25,7 +25,7 @@ INSTEAD = "use parallelism.buffers=dynamic"
 
 
 def empty_cache(device: torch.device) -> None:
-    """Return cached memory to a GPU, because torch would keep the first step's buffers, which no stream needs again."""
+    """Free the memory that torch has cached on a GPU, such as the buffers of the first step, which are never used again."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -55,7 +55,7 @@ class BufferPool:
         self.offsets: dict[str, int] = {}
         """Offset of each unit's buffer in the arena, in bytes."""
         self._requests: list[tuple[bool, str]] = []
-        """One pair (whether backward made the request, unit) for each request of the first step."""
+        """The requests of the first step, as pairs: (whether backward made the request, unit)."""
         self._buckets: dict[str, Bucket] = {}
         """The largest buffer that each unit has requested."""
         self._device: torch.device | None = None
@@ -63,7 +63,7 @@ class BufferPool:
         self._uses: list[Use] = []
 
     def take(self, unit: str, elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialised buffer of shape [elements] for a unit. Raise ConfigError if the plan has no such buffer."""
+        """Return an uninitialised buffer of shape [elements] for a unit. Raise ConfigError if no planned buffer fits."""
         bucket = Bucket(str(dtype), elements * dtype.itemsize)
         if self._arena is None:
             self._wait_until_free(unit)
@@ -144,7 +144,7 @@ class PooledAllGather(DefaultAllGather):
 
 
 class PooledReduceScatter(DefaultReduceScatter):
-    """The reduce-scatter of one unit, with its input from the pool. torch allocates the output: `.grad` is a view of it."""
+    """The reduce-scatter of one unit, with its input from the pool. torch allocates the output, of which `.grad` is a view."""
 
     def __init__(self, unit: str, pool: BufferPool) -> None:
         self.unit, self.pool = unit, pool

@@ -56,17 +56,17 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return sets of units whose buffers are in use at the same time: after each request in `order`, the last `most` units."""
+    """Return the sets of units with buffers in use together: after each request in `order`, the last `most` requested units."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
 def peak(schedule: Schedule) -> int:
-    """Return the maximum bytes in use at the same time. Dynamic buffers need exactly the maximum, and no plan needs less."""
+    """Return the maximum bytes in use at the same time. Dynamic buffers need exactly this much memory, and no plan needs less."""
     return max((sum(schedule.units[name].nbytes for name in together) for together in schedule.alive), default=0)
 
 
 def fixed_pool(schedule: Schedule) -> tuple[int, int]:
-    """Return two sizes in bytes: two buffers of the most common shape, and the buffers of all units with other shapes."""
+    """Return the bytes of two buffers of the most common shape, and the total bytes of all buffers with other shapes."""
     if not schedule.units:
         return 0, 0
     buckets = schedule.units.values()
@@ -86,9 +86,9 @@ def scheduled(schedule: Schedule) -> Plan:
     """Return a plan with a small arena.
 
     If possible, the units are split into two sides, such as even and odd layers, so that no two buffers of a side are in use at
-    the same time. The buffers of one side begin at the bottom of the arena, and those of the other side end at the top. No
-    smaller arena is possible. If two sides are impossible, the plan is the smallest of three plans. (1) Units are placed from the
-    largest to the smallest, each in the lowest gap. (2) Units are placed in schedule order. (3) Units with equal `_copies` share.
+    the same time. The buffers of one side begin at the bottom of the arena, and those of the other side end at the top. This
+    arena is the smallest possible. If two sides are impossible, return the smallest of three plans. (1) Put each unit into the
+    lowest gap, largest first. (2) Do the same in schedule order. (3) Let units with equal numbers from `_copies` share a slot.
     """
     size, near = {name: bucket.nbytes for name, bucket in schedule.units.items()}, _neighbours(schedule)
     copy = _copies(size, near)
@@ -115,7 +115,7 @@ def _neighbours(schedule: Schedule) -> dict[str, set[str]]:
 
 
 def _copies(names: Iterable[str], near: dict[str, set[str]]) -> dict[str, int]:
-    """Number units from 0 so that neighbours in `near` get different numbers, as low as possible."""
+    """Give each unit the lowest number, counted from 0, that none of its neighbours in `near` has yet."""
     copy: dict[str, int] = {}
     for name in names:
         taken = {copy[other] for other in near[name] if other in copy}
@@ -136,7 +136,7 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
 
 
 def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
-    """Give all units with the same key one slot of the largest unit's size. units: (key, size in bytes) of each unit."""
+    """Return a plan in which units with equal keys share a slot as large as the largest of them. units: (key, bytes) of each."""
     slot: dict[Hashable, int] = {}
     for key, nbytes in units.values():
         slot[key] = max(slot.get(key, 0), nbytes)
@@ -145,7 +145,7 @@ def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
 
 
 class InFlight(NamedTuple):
-    """Maximum number of buffers in use at the same time. The oldest buffer is released before another buffer is requested."""
+    """Maximum number of buffers in use at the same time. At the maximum, the oldest is released before the next request."""
 
     in_forward: int
     in_backward: int
@@ -203,7 +203,7 @@ def predicted(units: Units, precision: Precision, shard: int, prefetch: int) -> 
 
 
 def _calls(units: Units) -> list[str]:
-    """Return units in the order in which forward gathers them: R, A, R, B, R if unit R is resharded and called several times."""
+    """Return the units in the order in which forward gathers them. If R is resharded and called repeatedly: R, A, R, B, R."""
     order: list[str] = []
     repeated: list[str] = []
     for name, unit in units.items():

@@ -123,7 +123,7 @@ def _table(comparison: Comparison) -> str:
 
 
 def _best(comparison: Comparison) -> str:
-    """Return the table of the best rows as HTML, hidden if there are no cells."""
+    """Return the table of the best rows as HTML, hidden if `best_by` is empty."""
     table = best.columns(comparison) if comparison.best_by else []
     head = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in table)
     lines = zip(*(column.cells for column in table), strict=True)

@@ -70,7 +70,7 @@ def missing_key(error: BaseException) -> str:
 
 
 def _unreadable(overrides: list[str]) -> str | None:
-    """Return the first override that cannot be parsed or sets a group to a number, to null, or to a list that contains either."""
+    """Return the first override that cannot be parsed or that chooses a number or null as an option: `model=1`, `tracker=[1]`."""
     parser = OverridesParser.create()
     for override in overrides:
         try:

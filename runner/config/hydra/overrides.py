@@ -78,7 +78,7 @@ def prepared(overrides: Iterable[str]) -> list[str]:
 
 
 def as_typed(overrides: Sequence[str]) -> list[str]:
-    """Return overrides as the user typed them: rejoin the overrides into which `prepared` splits `tracker=[a,b]`."""
+    """Return overrides as the user typed them: undo the split of `tracker=[a,b]` by `prepared`."""
     members = {override: found[1] for override in overrides if (found := MEMBER.fullmatch(override))}
     if "tracker=several" not in overrides or not members:
         return list(overrides)
@@ -128,7 +128,7 @@ def split_outside(text: str, separators: str) -> list[str]:
 
 
 def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
-    """Rewrite `GROUP.key=1` as a one-value sweep if GROUP varies, because the default option of GROUP may lack the key."""
+    """Rewrite `GROUP.key=1` as a one-value sweep if GROUP varies. Only jobs then set the key, which GROUP's default may lack."""
     parser = OverridesParser.create()
     sweeps = {override: parser.parse_override(override).is_sweep_override() for override in overrides}
     if not any(sweeps[override] and override.startswith(f"{group}=") for override in overrides):

@@ -35,7 +35,7 @@ TUNE_SWEEPER = "hydra_plugins.meshrunner.TuneSweeper"
 GRID_SWEEPERS = (BASIC_SWEEPER, TUNE_SWEEPER)
 """Sweepers whose combinations are all known before the first run. TUNE_SWEEPER predicts all combinations but runs only a few."""
 IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
-"""Source files of Hydra that import plugins, which `set_up_hydra` skips to find the faulty plugin in a traceback."""
+"""Source files of Hydra that import plugins. `set_up_hydra` skips these files to find the faulty plugin in a traceback."""
 
 
 def set_up_hydra() -> None:

@@ -1,1 +1,1 @@
-"""Reference of all configuration keys with meanings, accepted values and defaults, and JSON schemas of configurations."""
+"""Reference of all configuration keys (meanings, accepted values, defaults), and the JSON schemas of configurations."""

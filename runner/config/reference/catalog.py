@@ -36,7 +36,7 @@ class Key(NamedTuple):
     """Name of the key on the command line. `[]` means every entry of a list: `wrap.rules[].match` is a key of each rule."""
     field: str
     owners: Mapping[str, type[Section]]
-    """Mapping from each kind of option to the class that defines the key. A key outside of groups has the single kind ""."""
+    """Mapping from each kind of option to the class that defines the key. For a key outside of groups, the only kind is ""."""
 
     @property
     def group(self) -> str:
@@ -49,7 +49,7 @@ class Key(NamedTuple):
         return self.name.rpartition(".")[2]
 
     def documentation(self) -> dict[str, list[str]]:
-        """Return the key's docstrings, each mapped to its kinds of options. Each kind may describe a key differently."""
+        """Map each docstring of the key to the kinds of options with this docstring. Kinds may describe the key differently."""
         found: dict[str, list[str]] = {}
         for kind, owner in self.owners.items():
             found.setdefault(documentation(owner).get(self.field, ""), []).append(kind)
@@ -121,7 +121,7 @@ def keys_of(prefix: str, owners: Mapping[str, type[Section]]) -> Iterator[Key]:
 
 
 def _section_in(annotation: Any) -> tuple[type[Section] | None, bool]:
-    """Return the Section class in a field's annotation, or None, and whether the field is a list of sections."""
+    """Return the Section class in a field's annotation (None if there is none), and whether the field is a list of sections."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, False
     for part in get_args(annotation):

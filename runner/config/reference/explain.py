@@ -12,7 +12,7 @@ from meshrunner.runner.console import in_two_columns, paragraph
 MANY = 4
 """Maximum number of keys to explain in full. If more keys match, each key gets one line."""
 LONGEST_VALUE, LONGEST_DEFAULT = 60, 160
-"""Maximum number of characters of a value and of a default's description in a list of keys. Longer text is cut."""
+"""Maximum length, in characters, of a value and of a default's description in a list of keys. Longer text is cut."""
 
 
 def explain_key(key: Key) -> str:

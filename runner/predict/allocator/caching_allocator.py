@@ -72,7 +72,7 @@ class CachingAllocator:
         self._capturing = True
 
     def empty_cache(self) -> None:
-        """Return to the device all fixed segments, and all pages of expandable segments, that are entirely free."""
+        """Release all entirely free fixed segments, and all entirely free pages of expandable segments, to the device."""
         self.synchronize()
         for pool in self._pools.values():
             self.segments.release(pool)

@@ -69,9 +69,9 @@ class BlockPool:
         del self.free[bisect_left(self.free, (block.size, block.address))]
 
     def best_fit(self, size: int) -> MemoryBlock | None:
-        """Remove and return the smallest free block of at least `size` bytes, at the lowest address if several have that size.
+        """Remove and return the smallest free block of at least `size` bytes. Among equal sizes, choose the lowest address.
 
-        Unmapped memory after a block counts as part of the block. The last mapped block of a segment is therefore used last.
+        The size includes unmapped memory after a block, so the last mapped block of a segment is chosen last.
         """
         free = self.free
         i = bisect_left(free, (size,))

@@ -30,10 +30,10 @@ FP32_ON_CUDA = FP32_ON_CPU | {
 
 
 class _Autocast(TorchFunctionMode):
-    """Autocast context on meta. Like torch.autocast, an open context casts each parameter only once and keeps the result."""
+    """Autocast context on meta. Like torch.autocast, it keeps the cast copy of each parameter until the context ends."""
 
     def __init__(self, dtype: torch.dtype | None, active: "list[_Autocast]", *, on_cuda: bool) -> None:
-        """Create a context that casts to `dtype`, unless `dtype` is None. `active`: all open contexts, innermost last."""
+        """Create a context that casts to `dtype` (None: casts nothing). `active`: all open contexts, innermost last."""
         super().__init__()
         self.dtype, self.active, self.on_cuda = dtype, active, on_cuda
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}

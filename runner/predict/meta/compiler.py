@@ -190,7 +190,7 @@ class Interpreter(fx.Interpreter):
         return result
 
     def _inside(self, n: fx.Node) -> Any:
-        """Run a node inside a fused kernel only if it selects a view or element of a value in memory, or computes no tensor."""
+        """Run a node of a fused kernel, or return None if the node's result is a tensor that is never stored in memory."""
         from_memory = selects(n) and self.env[n.all_input_nodes[0]] is not None
         if not from_memory and any(True for _ in tensors_in((n.meta.get("val"),))):
             return None
@@ -217,7 +217,7 @@ def _like(value: Any) -> Any:
 
 
 def _stays(node: fx.Node) -> bool:
-    """Return whether a node is an input of the compiled function or the gradient of a result, which no kernel may overwrite."""
+    """Return whether a node is an input of the compiled function or an output's gradient. No kernel may overwrite such a node."""
     return node.op == "placeholder" and node.name.startswith(("primals_", "tangents_"))
 
 

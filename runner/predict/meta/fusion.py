@@ -13,19 +13,19 @@ UNFUSED = MATMULS | {
     *("embedding_dense_backward", "index_put", "index_put_", "_foreach_norm", "sort", "topk", "nonzero"),
     *("_local_scalar_dense", "empty", "bincount", "histc"),
 }
-"""aten operators that, like attention, inductor does not fuse but runs in torch's own kernels."""
+"""aten operators that inductor does not fuse. Like attention, these operators run in torch's own kernels."""
 REDUCTIONS = {
     *("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "var_mean", "prod", "any", "all", "logsumexp"),
     *("cumsum", "cumprod"),
 }
-"""Operators that end a fused kernel, because later operators read their result from memory."""
+"""Reductions, which end a fused kernel because later operators read the reduction's result from memory."""
 LOOKUPS = {"index", "embedding", "gather", "index_select"}
-"""Operators that read only the rows of a table that they return, not the whole table."""
+"""Operators that look up rows of a table, and read only these rows, not the whole table."""
 VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
 """Operators that return views although their schema does not say so."""
 READS_TO_INLINE = 4
-"""Largest number of tensors read by a result that inductor computes again for each use. If a result reads more tensors and
-has several uses, inductor stores the result in memory (`torch._inductor.config.realize_reads_threshold`).
+"""Maximum number of tensors that inductor reads in order to compute a result again for each use. A result that needs more
+tensors and has several uses is stored in memory (`torch._inductor.config.realize_reads_threshold`).
 """
 
 
@@ -35,7 +35,7 @@ class GraphMemory(NamedTuple):
     unfused: set[Node]
     """Operators that run their own kernels, as they do without the compiler."""
     kernels: dict[Node, dict[Node, int]]
-    """Fused kernels, keyed by the node of the result. Each value maps a tensor to the bytes that the kernel reads of it."""
+    """Fused kernels, keyed by the node of the result. Each value maps the tensors that the kernel reads to the bytes read."""
 
 
 def memory_of(graph: Graph) -> GraphMemory:

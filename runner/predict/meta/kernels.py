@@ -1,4 +1,4 @@
-"""Makes attention and RMSNorm on meta keep the same tensors for backward as on a GPU or CPU. torch's meta kernels keep others."""
+"""Makes attention and RMSNorm on meta keep the same tensors for backward as on a GPU or CPU, unlike torch's meta kernels."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

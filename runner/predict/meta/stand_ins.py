@@ -52,7 +52,7 @@ def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def planned_buffers(in_torch: Replacements, recorder: Recorder) -> None:
-    """Log that FSDP2's buffer pools return the memory of the first step's buffers to the device."""
+    """Log each call of `buffer_pool.empty_cache`, which frees the memory of the first step's buffers."""
     in_torch.replace(buffer_pool, "empty_cache", recorder.device.empty_cache)
 
 
@@ -142,7 +142,7 @@ def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
-    """Repeat keys and values in fp32 grouped-query attention if a GPU is predicted: torch has no grouped fp32 kernel for GPUs."""
+    """Repeat keys and values in fp32 grouped-query attention on GPUs, because torch has no grouped fp32 kernel for GPUs."""
     if not recorder.on_host:
         in_torch.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
 

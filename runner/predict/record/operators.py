@@ -19,7 +19,7 @@ MATMULS = {
 }
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Names of collectives. Apart from underscores, a torch operator such as `_allgather_base_` begins with its collective's name."""
+"""Names of collectives. Ignoring underscores, the name of a torch operator (`_allgather_base_`) begins with such a name."""
 
 
 class Traits(NamedTuple):

@@ -49,14 +49,14 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
         self.device, self.on_host, self.rounding = device, on_host, rounding
         """Each allocation is rounded up to a multiple of `rounding` bytes."""
         self.workspaces: dict[bool, int] = {}
-        """Bytes of a thread's cuBLAS workspace to allocate on first use, keyed by whether the thread runs backward."""
+        """Bytes of the cuBLAS workspace that a thread allocates on first use, keyed by whether the thread runs backward."""
         self.events: EventLog = []
         self.paused = 0
         """Number of active pauses. Nothing is recorded during a pause."""
         self.fusion = Fusion.NONE
         """Role of the operator that is running."""
         self.saving = False
-        """Whether the forward of compiled code runs. Tensors created in compiled forward code count as kept for backward."""
+        """Whether compiled forward code is running. Tensors created in such code count as kept for backward."""
         device.write, phases.block_ended = self._write, self._block_ended
 
     @classmethod

@@ -30,7 +30,7 @@ class Freed(NamedTuple):
 
 
 class UsedByStream(NamedTuple):
-    """`stream` uses memory of another stream, which delays the reuse of the memory until `stream` is done (`record_stream`)."""
+    """`stream` uses memory of another stream, so the memory cannot be reused until `stream` is done (`record_stream`)."""
 
     allocation: Allocation
     stream: int
@@ -143,7 +143,7 @@ class TracedEvent:
 
 
 class TracedDevice:
-    """Stand-in for the module `torch.cuda`. The functions that FSDP calls write events instead of using a GPU."""
+    """Stand-in for the module `torch.cuda`. When FSDP calls its functions, they log events instead of using a GPU."""
 
     def __init__(self) -> None:
         self.write: Callable[[TraceEvent], None] = lambda event: None

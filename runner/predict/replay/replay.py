@@ -23,7 +23,7 @@ from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 
 
 class InstantClock:
-    """Substitute for `SimulatedClock` if the speed of the device is unknown: all work finishes at once."""
+    """Substitute for `SimulatedClock` if the speed of the device is unknown: work takes no time."""
 
     host = 0.0
 
@@ -44,7 +44,7 @@ class Replayed:
     startup_active: int
     """Peak bytes of blocks in use before the first step."""
     peak: PeakMemory
-    """Peak bytes of blocks in use (`active_bytes` in torch). A freed block counts until all streams that use it are done."""
+    """Peak bytes of blocks in use (`active_bytes` in torch). A freed block stays in use until all its streams are done."""
     peak_reserved: int
     """Peak bytes of all segments, including cached blocks (`reserved_bytes` in torch)."""
     retries: int
@@ -93,14 +93,14 @@ class _Replay:
         self._blocks: dict[Allocation, MemoryBlock] = {}
         self._users: dict[Allocation, set[int]] = {}
         self._in_use: list[tuple[float, int, Allocation, MemoryBlock]] = []
-        """Heap of freed allocations that streams still use: (time at which all use ends, `allocated_at`, allocation, block)."""
+        """Heap of freed allocations that streams still use: (time when the last use ends, `allocated_at`, allocation, block)."""
         self._phase = Phase(-1, START)
         self._by_category = dict.fromkeys(CATEGORIES, 0)
         self._startup_active = 0
         self._peak = PeakMemory(0, self._by_category, self._phase)
 
     def allocate(self, allocation: Allocation) -> None:
-        """Allocate the block of an allocation, or raise OutOfMemory."""
+        """Allocate a block for an allocation, or raise OutOfMemory."""
         self.enter(allocation.phase)
         # As in torch, an empty request returns before the allocator checks the events of freed blocks.
         if allocation.nbytes == 0:
@@ -113,12 +113,12 @@ class _Replay:
             self._set_peak()
 
     def use(self, allocation: Allocation, stream: int) -> None:
-        """Record that `stream` uses an allocation, which delays the reuse of its block."""
+        """Record that `stream` uses an allocation. The allocation's block cannot be reused until `stream` is done."""
         if stream != allocation.stream:
             self._users.setdefault(allocation, set()).add(stream)
 
     def free(self, allocation: Allocation) -> None:
-        """Free an allocation's block. If other streams use the allocation, free the block when all of them are done."""
+        """Free an allocation's block. If other streams use the allocation, free the block when these streams are done."""
         block = self._blocks.pop(allocation, None)
         users = self._users.pop(allocation, None)
         if block is None:

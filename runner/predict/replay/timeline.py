@@ -36,14 +36,14 @@ class Part(NamedTuple):
     begins: int
     """`Point.at` of the first point in this part."""
     ends: int
-    """`Point.at` of the first point in the next part, or of the step's last point."""
+    """`Point.at` of the next part's first point or, in the last part, of the step's last point."""
 
 
 class Timeline(NamedTuple):
     """Memory over one step."""
 
     points: list[Point]
-    """Points in the order of time; empty if nothing was allocated."""
+    """Points in chronological order; empty if nothing was allocated."""
     parts: list[Part]
     capacity: int
     """Bytes of the device's memory that torch can allocate. The CUDA context and NCCL's buffers take the rest of the memory."""
@@ -52,7 +52,7 @@ class Timeline(NamedTuple):
 
 
 def timeline(points: list[Point], capacity: int, memory: int, most: int = POINTS) -> Timeline:
-    """Return the timeline of one step, thinned to about `most` of the step's `points`."""
+    """Return the timeline of one step, with `points` thinned to about `most`."""
     return Timeline(_thinned(points, most), list(_parts(points)), capacity, memory)
 
 
@@ -85,7 +85,7 @@ def _parts(points: Sequence[Point]) -> Iterator[Part]:
 
 
 def _thinned(points: list[Point], most: int) -> list[Point]:
-    """Return about `most` of the points: the highest point of each phase, and the highest and lowest points of many intervals."""
+    """Keep about `most` points: the highest of each phase, and the highest and lowest of many intervals."""
     if len(points) <= most:
         return points
     total, phases = attrgetter("total"), dict[Phase, list[Point]]()

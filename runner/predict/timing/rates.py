@@ -4,10 +4,10 @@ The constants of GPU collectives describe nodes of 8 H100s, with NVSwitch inside
 per device between nodes. The constants come from meta-pytorch/autoparallel (`cost_models/nccl_cost_model.py`), where they
 are fitted to nccl-tests results and NCCL's tuning tables.
 
-The following assumptions of the model are not measured. Latencies are the same on all hardware. The bandwidths of a device
-are proportional to link_bandwidth and network_bandwidth. No two groups use the same links at the same time. A group uses only
-the network adapters of its own devices: for example, a group with one rank per node uses one adapter per node. A group that is
-spread unevenly over nodes runs at the speed of the node with the fewest ranks. All collectives are rings, except that an
+The following assumptions of the model are not measured. Latencies are the same on all hardware. Bandwidth within a node is
+proportional to link_bandwidth, and between nodes to network_bandwidth. No two groups use the same links at the same time. A group
+uses only the network adapters of its own devices: for example, a group with one rank per node uses one adapter per node. A group
+that is spread unevenly over nodes runs at the speed of the node with the fewest ranks. All collectives are rings, except that an
 all-reduce is a tree if a tree is faster. Small all-gathers with one device per node are faster in NCCL than in this model. A
 broadcast takes as long as an all-gather. An all-to-all has the latency of an all-gather.
 """
@@ -26,7 +26,7 @@ GB, MB = 1e9, 1e6
 LINK_BANDWIDTH = 450.0
 """`link_bandwidth` of the H100 in GB/s. On another device, NODE_BANDWIDTH is scaled by link_bandwidth / LINK_BANDWIDTH."""
 NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
-"""Pairs (number of ranks, GB/s of an all-gather or reduce-scatter) within a node. GB/s: GB of the whole buffer per second."""
+"""Pairs (number of ranks, GB/s of the whole buffer in an all-gather or reduce-scatter) within a node."""
 NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
 """Pairs (number of ranks, latency in seconds of an all-gather or reduce-scatter) within a node."""
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
@@ -128,7 +128,7 @@ class CPURates:
         return tflops * 1e12 * share * (1.0 if kind == "matmul" else speed.attention)
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """See `GPURates`. All links are assumed to be equally fast. Gloo runs a reduce-scatter as an all-reduce of a copy."""
+        """See `GPURates`. All links are assumed equally fast. Gloo runs a reduce-scatter as an all-reduce, in two passes."""
         if len(ranks) < 2:
             return 0.0
         passes = 2 if name in ("all_reduce", "reduce_scatter") else 1
@@ -149,7 +149,7 @@ Rates = GPURates | CPURates
 
 
 def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
-    """Return the field of `hardware.peak` for matmuls in a dtype, and the factor to apply to its rate (0.5 for fp64, else 1)."""
+    """Return a field of `hardware.peak` and a factor (0.5 for fp64, else 1). Their product is the peak matmul rate in a dtype."""
     if dtype in ("bfloat16", "float16"):
         return "bf16", 1.0
     if dtype.startswith("float8"):

@@ -75,7 +75,7 @@ class SimulatedClock:
         self._work = dict.fromkeys((*PARTS, "computing"), 0.0)
         """Seconds of each kind of work in PARTS. The key `computing` is for all operators on the compute stream."""
         self._micro_batches: list[dict[str, float]] = []
-        """`_totals()` at the start of each micro batch except the first."""
+        """Results of `_totals()` at the start of each micro batch except the first."""
         self._since_collective = 0.0
 
     def step_time(self, skipped_micro_batches: int = 0) -> StepTime:

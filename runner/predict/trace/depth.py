@@ -18,7 +18,7 @@ LONGEST_PERIOD = 8
 ANY_DEPTH = ("blocks", "size", "root_only", "rules")
 """Values of `wrap.kind` that treat all blocks alike. `rules` treats blocks alike if no pattern matches single blocks."""
 SINGLE = re.compile(r"[\d?[]")
-"""Characters that let a pattern of names match single blocks, such as `layers.1.*`, `layers.?` or `layers.[ab]`."""
+"""Characters in name patterns that match single blocks, such as `layers.1.*`, `layers.?` or `layers.[ab]`."""
 
 
 class Depths(NamedTuple):

@@ -62,9 +62,9 @@ def trace_recipe(recipe: Recipe, **setting: Any) -> Trace:
 def trace_depths(
     recipes: Sequence[Recipe], *, nodes: int, workers: int, device_type: str, libraries: GPULibraries | None = None
 ) -> tuple[Trace, ...]:
-    """Trace each recipe as `trace_recipe` does. Several recipes must differ only in the number of blocks.
+    """Trace each recipe as `trace_recipe` does. If there are several recipes, only the number of blocks may differ.
 
-    Traces of several recipes share compiled code, and cannot be replayed, because their first step has only one micro batch.
+    Traces of several recipes share compiled code, and cannot be replayed because their first step has only one micro batch.
     """
     in_first_step = 1 if len(recipes) > 1 else MICRO_BATCHES
     device = nodes, workers, device_type, libraries or GPULibraries()
@@ -116,7 +116,7 @@ def _trace(
 
 @contextmanager
 def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
-    """Call `start` once, just before parameters are allocated, which is the first use of device memory in a real run."""
+    """Call `start` once, just before parameters are allocated. In a real run, parameters are the first use of device memory."""
     once = cache(start)
 
     def starting(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -63,7 +63,7 @@ def _collect_again() -> None:
 
 
 def execute_and_report(run_dir: Path, *, force: bool = False, prediction: Thread | None = None) -> int:
-    """Execute the run in a directory, print the result, and return the exit status. The arguments are those of `execute`."""
+    """Execute the run in a directory, print the result, and return the exit status. The arguments are as for `execute`."""
     from meshrunner.runner.launch.execute import execute
     from meshrunner.runner.launch.outcome import exit_status
     from meshrunner.runner.launch.report import report

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(arguments: list[str]) -> int:
-    """Fit constants, print the error for each run, and print or write the file. Raise ConfigError if runs are unsuitable."""
+    """Fit constants to runs, print each run's error, and print or write a `hardware` file. Raise ConfigError if the fit fails."""
     given = parse("calibrate", arguments)
     with garbage_collection_disabled(), naming("tracing the runs, fitting the constants"):
         from meshrunner.runner.calibrate import as_yaml, calibrate_device
@@ -26,9 +26,9 @@ def calibrate(arguments: list[str]) -> int:
     fitted = calibration.fitted
     if not fitted.tells_apart and not given.force:
         raise ConfigError(
-            "calibrate: these runs cannot separate matmul speed from memory bandwidth: after the fit, their ratio still has "
-            f"{100 * fitted.ratio_unknown:.0f}% of its uncertainty. Add runs that are limited by only one of the two, for "
-            "example with another compile option or model.dim. --force writes the file anyway"
+            "calibrate: the runs cannot separate matmul speed from memory bandwidth: after the fit, their ratio keeps "
+            f"{100 * fitted.ratio_unknown:.0f}% of its uncertainty. Add runs limited only by matmul speed or only by memory "
+            "bandwidth, for example with another compile option or model.dim. --force writes the file anyway"
         )
     if given.json:
         print(json.dumps(calibration.as_json(), indent=2))

@@ -84,7 +84,7 @@ def _rank(composer: Composer, options: Namespace, overrides: list[str]) -> int:
 
 
 def _execute(jobs: list[Sequence[str]], overrides: list[str], options: Namespace) -> int:
-    """Run the combinations that fit, on this machine or on SLURM. Return the sweep's exit status, or 1 if no combination fits."""
+    """Run or submit `jobs`, the combinations that fit in memory. Return the sweep's exit status, or 1 if no combination fits."""
     from meshrunner.runner.sweep.hydra_launchers import run_sweep
 
     if not jobs:

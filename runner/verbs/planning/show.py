@@ -115,7 +115,7 @@ def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> 
 
 
 def _memory(experiment: Experiment, units: Units, degrees: Degrees, device: ExpectedDevices) -> Table:
-    """Return a table of the bytes that a device holds between steps. The last row is the total and its share of device memory."""
+    """Return a table of the bytes that a device holds between steps. The last row gives the total and its share of the memory."""
     layout, precision = experiment.parallelism, experiment.precision
     held = [layout.stored(unit, precision, degrees) for unit in units.values()]
     tensors = sum(parameter.trained for unit in units.values() for parameter in unit.parameters)
@@ -167,7 +167,7 @@ def _plan(experiment: Experiment, network: Network, plan: WrapPlan, units: Units
 
 
 def _buffers(experiment: Experiment, network: Network, units: Units, degrees: Degrees) -> Iterator[str]:
-    """Yield a line for all-gather buffers and a line for reduction buffers: the peak bytes with each method of allocation."""
+    """Yield one line for all-gather and one for reduction buffers, with the peak bytes of each placement (such as max_pool)."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}

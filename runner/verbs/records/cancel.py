@@ -36,7 +36,7 @@ def cancel(arguments: list[str]) -> int:
 
 
 def _interrupt(run_dir: Path) -> bool:
-    """Interrupt the process that executes a run on this machine without SLURM. Return whether such a process was running."""
+    """Interrupt the process that executes a run on this machine without SLURM. Return False if no such process was running."""
     status = read_status(run_dir)
     owner = status.owner
     if owner is None or not owner.pid or owner.slurm_job_id or owner.host != socket.gethostname():

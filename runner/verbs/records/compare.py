@@ -1,4 +1,4 @@
-"""`meshrunner compare`: print a comparison of runs as a table, Markdown, JSON or CSV, and optionally write a page."""
+"""`meshrunner compare`: print a comparison of runs as a table, Markdown, JSON or CSV, and optionally write an HTML page."""
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import parse

@@ -26,7 +26,7 @@ class Rule(NamedTuple):
 
     text: str
     figure: str
-    """LOSS, SPEED or the key of another figure. SPEED stands for the figure by which the table compares speeds."""
+    """LOSS, SPEED or the key of another figure. SPEED means the figure by which the table compares speeds."""
     bound: float = 0.0
     """Allowed difference from the baseline in percent: a lower limit if the number is negative or -0, else an upper limit."""
 
@@ -76,12 +76,12 @@ def parsed(text: str) -> Rule:
 
 
 def figures(rules: Iterable[Rule]) -> list[Figure]:
-    """Return the figures that rules name, except speed and loss."""
+    """Return the figures in the rules, except speed and loss."""
     return [figure_of(rule.figure) for rule in rules if rule.figure not in (SPEED, LOSS)]
 
 
 def checked(rules: Sequence[Rule], comparison: Comparison, *, strict: bool) -> tuple[bool, list[str]]:
-    """Return whether a rule fails, and a line for each rule and outcome. If `strict`, an undecided rule fails too."""
+    """Return whether a rule fails, and per rule a line for each outcome of its rows. If `strict`, an undecided rule fails too."""
     if comparison.baseline is None:
         raise ConfigError(
             "--fail-if: there is no baseline; add --baseline KEY=VALUE, or name the baseline's directory first"

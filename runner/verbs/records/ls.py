@@ -60,7 +60,7 @@ class Entry:
 
     @cached_property
     def settings(self) -> dict[str, list[Any]]:
-        """Values of each key or group: the value in the first run, then the values in overrides that vary between runs."""
+        """Values of each key or group. The first run's value comes first, then the values of overrides that vary between runs."""
         names = run_names(self.path) if is_sweep(self.path) else [""]
         run = read_run(self.path / names[0]) if names else None
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}

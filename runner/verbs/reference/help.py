@@ -53,7 +53,7 @@ def help(arguments: list[str]) -> int:
 
 
 def explanation(term: str) -> str:
-    """Return an explanation of a key, group or option. If the term is unknown, raise a ConfigError with the nearest name."""
+    """Return an explanation of a key, group or option. If the term is unknown, raise a ConfigError that suggests a known one."""
     name, _, option = term.lstrip("+~").partition("=")
     group = shipped.LAUNCHER if name == "hydra.launcher" else name
     if group not in shipped.groups() and group.rpartition("/")[0] in shipped.groups():  # GROUP/OPTION, a file's path
@@ -73,7 +73,7 @@ def explanation(term: str) -> str:
 
 
 def every_key() -> Iterator[Key]:
-    """Yield all keys, including those of hydra/launcher=slurm and of the user's own classes."""
+    """Yield all keys, including the keys of hydra/launcher=slurm and the keys of the user's own classes."""
     yield from catalog.every_key()
     yield from launcher_keys()
 
@@ -107,7 +107,7 @@ def _explain_group(group: str, option: str, keys: list[Key]) -> str:
 
 
 def _explain_hydra(name: str) -> str:
-    """Return an explanation of a Hydra key, or "" for any other name. For a key that runs refuse, name the key to use instead."""
+    """Return an explanation of a Hydra key, or "" for any other name. For a key that is refused, explain why."""
     if name == "defaults" or name.endswith(".defaults"):
         return f"{name}\n{paragraph(DEFAULTS)}"
     full = next((key for key in (*HYDRA, *REFUSED, *SILENT) if key.endswith(f".{name}")), name)

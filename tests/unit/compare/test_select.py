@@ -82,7 +82,7 @@ def test_rows_that_meet_every_condition(sweep: Path, where: list[str], left: lis
         ("lr=1e-4", "no run has lr=0.0001. Did you mean '0.001'? Known: 0.001, 0.003, 0.01"),
         ("wps>fast", "'wps>fast': expected a number, got 'fast'"),
         ("wps>5,000", "'wps>5,000': expected a number, got '5,000'"),
-        ("parallelism>3", "'parallelism>3': parallelism is never a number: fsdp1, fsdp2"),
+        ("parallelism>3", "'parallelism>3': parallelism is never a number; its values: fsdp1, fsdp2"),
         ("fsdp2", "expected KEY=VALUE, KEY!=VALUE or KEY>NUMBER, for example wps>5000, got 'fsdp2'"),
         ("wps>", "expected KEY=VALUE"),
         ("kind=llama", "'kind' is ambiguous: model.kind, parallelism.kind"),

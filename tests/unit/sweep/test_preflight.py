@@ -65,7 +65,7 @@ def test_runs_without_a_prediction_start_anyway(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, text = said(NOT_IN_TIME, monkeypatch, capsys)
-    assert found == [{}, FITS.as_json()] and "1 of 2 combinations were not predicted within 60 s" in text
+    assert found == [{}, FITS.as_json()] and "1 of 2 combinations have no prediction after 60 s" in text
     found, text = said(not_planned("ValueError: odd"), monkeypatch, capsys)
     assert [plan["verdict"] for plan in found] == ["not planned", "fits"] and found[0]["reason"] == "ValueError: odd"
     assert "1 of 2 combinations could not be predicted" in text and "ValueError: odd" in text

@@ -1,6 +1,6 @@
 """Writes the HTML page of a forecast: one file with the verdict, the predicted values and a chart of memory over a step.
 
-The page needs no network. The page shares style and drawing code with the report page. The page's scripts insert strings as
+The page works offline. It shares style and drawing code with the report page. The page's scripts insert strings as
 text, never as markup.
 """
 
@@ -29,7 +29,7 @@ def write_page(
     remarks: Sequence[str],
     timeline: Timeline | None,
 ) -> None:
-    """Write the page. `figures` are (name, value) pairs; `findings` and `remarks` are paragraphs. Raise the errors of `put`."""
+    """Write the page, or raise ConfigError. `figures` are (name, value) pairs; `findings` and `remarks` are paragraphs."""
 
     def paragraphs(lines: Sequence[str]) -> str:
         return "".join(f"<p>{escape(line)}</p>" for line in lines)
