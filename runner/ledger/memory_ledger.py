@@ -55,7 +55,8 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     def __init__(self, phases: Phases | None = None) -> None:
         super().__init__()
         self.phases = phases or Phases()
-        self.phases.network_found = self._track_network
+        # FSDP2's frozen parameters are neither arguments of operators nor parameters of the optimizer.
+        self.phases.network_found = lambda network: self.track_parameters(network.parameters())
         self._by_storage: dict[int, tuple[Allocation, weakref.ref[UntypedStorage]]] = {}
         self._undo = ExitStack()
 
@@ -96,10 +97,12 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         return result
 
     def track_parameters(self, tensors: Iterable[Any]) -> None:
-        """Track the parameters among an operator's arguments, and their gradients."""
+        """Track the parameters among some tensors, such as an operator's arguments, and the parameters' gradients."""
         for value in tensors:
             if type(value) is not Tensor and isinstance(value, nn.Parameter):
-                self._track_parameter(value)
+                self._set_category(value, "parameters")
+                if value.is_leaf:
+                    self._set_category(value.grad, "gradients")
 
     def allocation_of(self, tensor: Tensor) -> Allocation | None:
         """Return the allocation of a plain tensor's storage, or None if the storage is not tracked."""
@@ -203,20 +206,9 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
                 if allocation is not None and allocation.category != "unsharded":
                     allocation.category = category
 
-    def _track_network(self, network: nn.Module) -> None:
-        """Track all parameters, because FSDP2 never passes frozen parameters to an operator or to the optimizer."""
-        for parameter in network.parameters():
-            self._track_parameter(parameter)
-
-    def _track_parameter(self, parameter: nn.Parameter) -> None:
-        self._set_category(parameter, "parameters")
-        if parameter.is_leaf:
-            self._set_category(parameter.grad, "gradients")
-
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self._track_parameter(parameter)
+            self.track_parameters(group["params"])
         for state in optimizer.state.values():
             for value in state.values():
                 self._set_category(value, "optimizer")
