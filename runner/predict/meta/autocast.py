@@ -1,7 +1,5 @@
 """Adds autocast to the meta device. A TorchFunctionMode casts arguments to the dtypes that autocast uses on a GPU or CPU."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -75,8 +73,7 @@ class _Autocast(TorchFunctionMode):
         return self.casts[id(value)][1]
 
 
-@contextmanager
-def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]:
+def autocast_on_meta(in_torch: Replacements, device_type: str) -> None:
     """Make `torch.autocast("meta", dtype)` cast like autocast on `device_type`, in forward and in recomputation."""
     device_autocast = torch.autocast
     active: list[_Autocast] = []
@@ -114,4 +111,3 @@ def autocast_on_meta(in_torch: Replacements, device_type: str) -> Iterator[None]
     for module in (torch, torch.amp):
         in_torch.replace(module, "autocast", autocast)
     arguments_before = in_torch.replace(checkpoint, "_get_autocast_kwargs", autocast_arguments)
-    yield

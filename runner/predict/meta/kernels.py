@@ -1,7 +1,5 @@
 """Makes attention and RMSNorm on meta keep the same tensors for backward as on a GPU or CPU, unlike torch's meta kernels."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,28 +8,27 @@ import torch.distributed.tensor
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from meshrunner.runner.predict.meta.replacements import Replacements
+
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 
 
-@contextmanager
-def device_kernels(device_type: str, *, compiles: bool, cudnn: bool = False) -> Iterator[None]:
+def device_kernels(in_torch: Replacements, device_type: str, *, compiles: bool, cudnn: bool) -> None:
     """Make attention and RMSNorm on meta keep the same tensors and cause the same memory traffic as on `device_type`. `compiles`:
     whether any part of the model is compiled. `cudnn`: whether the device prefers cuDNN's attention to FlashAttention."""
-    with ExitStack() as stack:
-        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        own = torch.library.Library("meshrunner_plan", "FRAGMENT")  # type: ignore[no-untyped-call]
-        stack.callback(library._destroy)
-        stack.callback(own._destroy)
-        own.define("touch(Tensor[] read, Tensor(a!)[] written) -> ()")  # type: ignore[no-untyped-call]
-        own.impl("touch", lambda read, written: None, "Meta")  # type: ignore[no-untyped-call]
-        attention = partial(_attention, device_type, cudnn)
-        library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
-        if device_type == "cuda":
-            library.impl("_fused_rms_norm", _FusedRMSNorm.apply, "AutogradMeta")  # type: ignore[no-untyped-call]
-            if compiles:  # the compiler traces code on the CPU and decomposes RMSNorm there
-                library.impl("scaled_dot_product_attention", attention, "AutogradCPU")  # type: ignore[no-untyped-call]
-        yield
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    own = torch.library.Library("meshrunner_plan", "FRAGMENT")  # type: ignore[no-untyped-call]
+    in_torch.callback(library._destroy)
+    in_torch.callback(own._destroy)
+    own.define("touch(Tensor[] read, Tensor(a!)[] written) -> ()")  # type: ignore[no-untyped-call]
+    own.impl("touch", lambda read, written: None, "Meta")  # type: ignore[no-untyped-call]
+    attention = partial(_attention, device_type, cudnn)
+    library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
+    if device_type == "cuda":
+        library.impl("_fused_rms_norm", _FusedRMSNorm.apply, "AutogradMeta")  # type: ignore[no-untyped-call]
+        if compiles:  # the compiler traces code on the CPU and decomposes RMSNorm there
+            library.impl("scaled_dot_product_attention", attention, "AutogradCPU")  # type: ignore[no-untyped-call]
 
 
 def _attention(

@@ -177,7 +177,7 @@ STAND_INS = (
 
 
 @contextmanager
-def meta_as(device_type: str, recorder: Recorder, *, compiles: bool = False, cudnn: bool = False) -> Iterator[None]:
+def meta_as(device_type: str, recorder: Recorder, *, compiles: bool, cudnn: bool) -> Iterator[None]:
     """Make meta behave like a `cpu` or `cuda` device. See `device_kernels` for `compiles` and `cudnn`."""
     if compiles:
         # This import takes seconds and collects torch's functions, so import only if needed and before replacing any of them.
@@ -185,8 +185,8 @@ def meta_as(device_type: str, recorder: Recorder, *, compiles: bool = False, cud
     with Replacements() as in_torch:
         for stand_in in STAND_INS:
             stand_in(in_torch, recorder)
-        in_torch.enter_context(autocast_on_meta(in_torch, device_type))
-        in_torch.enter_context(kernels.device_kernels(device_type, compiles=compiles, cudnn=cudnn))
+        autocast_on_meta(in_torch, device_type)
+        kernels.device_kernels(in_torch, device_type, compiles=compiles, cudnn=cudnn)
         if compiles:
             trace_compiled_code(in_torch, recorder)
         yield

@@ -17,6 +17,7 @@ from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.predict.activations import kept_by_block
 from meshrunner.runner.predict.gpu_libraries import GPULibraries, gpu_libraries
 from meshrunner.runner.predict.meta.kernels import device_kernels
+from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.record.operators import cost, traits
 from meshrunner.runner.predict.record.trace_events import Operator
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
@@ -100,7 +101,8 @@ def attend(
     if dtype == torch.float32:
         qkv[1:] = [torch.empty_like(qkv[0]).requires_grad_() for _ in range(2)]
     bias = torch.empty(16, 16, dtype=dtype, device="meta") if mask else None
-    with device_kernels("cuda", compiles=False, cudnn=cudnn), Called() as called:
+    with Replacements() as in_torch, Called() as called:
+        device_kernels(in_torch, "cuda", compiles=False, cudnn=cudnn)
         out = F.scaled_dot_product_attention(*qkv, bias, is_causal=is_causal, enable_gqa=dtype != torch.float32)
         forward = called.last
         out.sum().backward()
