@@ -14,7 +14,7 @@ from meshrunner.runner.predict.published import CUDNN_UNKNOWN, stated_error
 from meshrunner.runner.predict.record.trace_events import Collective, EventLog, MemoryEvent
 from meshrunner.runner.predict.timing.rates import CPURates, Fp32Rate, GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
-from meshrunner.runner.predict.trace.depth import Depths, at_depth, shallow_depths
+from meshrunner.runner.predict.trace.depth import Depths, shallow_depths
 from meshrunner.runner.predict.trace.tracer import Trace, trace_depths
 
 
@@ -95,7 +95,8 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
     """Trace the model, or two copies with fewer blocks if `shallow` is true and `shallow_depths` returns depths for the model."""
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
-    recipes = [experiment] if depths is None else [at_depth(experiment, each) for each in depths[:2]]
+    models = [experiment.model] if depths is None else map(experiment.model.at_depth, depths[:2])
+    recipes = [experiment.model_copy(update={"model": model}) for model in models]
     nodes, workers, libraries = experiment.launch.nodes, device.workers, gpu_libraries(experiment, device.hardware)
     traces = trace_depths(recipes, nodes=nodes, workers=workers, device_type=device.type, libraries=libraries)
     first, degrees = traces[0], experiment.parallelism.degrees(nodes, workers)

@@ -69,13 +69,6 @@ def blocks_may_differ(recipe: Recipe) -> bool:
     return unknown or any(map(SINGLE.search, patterns))
 
 
-def at_depth(recipe: Recipe, blocks: int) -> Recipe:
-    """Return the recipe with a model of fewer blocks. `blocks` must be a depth that `shallow_depths` returned."""
-    model = recipe.model.at_depth(blocks)
-    assert model is not None
-    return recipe.model_copy(update={"model": model})
-
-
 def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> tuple[int, PeakMemory]:
     """Return the peak bytes before the first step, and the peak within a step, at full depth. The peaks are exact to the byte."""
     in_shallow, in_deeper = _positions(shallow, depths.shallow, depths), _positions(deeper, depths.deeper, depths)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshrunner.runner.predict.trace.depth import at_depth, extrapolate, shallow_depths, start_peak, step_peak
+from meshrunner.runner.predict.trace.depth import extrapolate, shallow_depths, start_peak, step_peak
 from meshrunner.runner.predict.trace.tracer import trace_depths, trace_recipe
 from tests.composed import experiment
 
@@ -42,7 +42,9 @@ def test_shallow_models_predict_the_memory_of_a_deep_one(case: str) -> None:
     blocks = recipe.model.n_layers  # type: ignore[attr-defined]
     depths = shallow_depths(recipe, blocks)
     assert depths is not None and depths.deeper < blocks
-    shallow, deeper = trace_depths([at_depth(recipe, each) for each in depths[:2]], **setting)
+    shallow, deeper = trace_depths(
+        [recipe.model_copy(update={"model": recipe.model.at_depth(each)}) for each in depths[:2]], **setting
+    )
     (start, peak), full = extrapolate(depths, shallow, deeper), trace_recipe(recipe, **setting)
     expected = step_peak(full)
     assert peak.total == expected.total and peak.by_category == expected.by_category
