@@ -86,19 +86,15 @@ def largest_block_bytes(trace: Trace) -> int | None:
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
-    """Return the model cut down to its first blocks, with at least one block of each class in `classes`.
-
-    If the model cannot be shortened, return the full model. Raise ConfigError if the full model has more than MOST_BLOCKS blocks.
-    """
+    """Return the model cut down to its first blocks, with at least one block of each class in `classes`, or the full model if it
+    cannot be shortened. Raise ConfigError if the full model has more than MOST_BLOCKS blocks."""
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
     few = max(*first.values(), model.first_blocks) + 1
     cut = None if blocks_may_differ(experiment) else model.first(few)
-    if cut is not None:
-        return cut
-    if blocks > MOST_BLOCKS:
+    if cut is None and blocks > MOST_BLOCKS:
         raise ConfigError(f"tracing all {blocks} blocks would take too long")
-    return model
+    return model if cut is None else cut
 
 
 def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[Allocation]]]:
