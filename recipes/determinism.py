@@ -1,8 +1,7 @@
 """The key `deterministic`: a run that is repeated or resumed with the same layout and devices has bit-identical losses."""
 
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "MAMBA_DETERMINISTIC": "1"}
-"""Environment variables that deterministic workers on GPUs need. cuBLAS reads CUBLAS_WORKSPACE_CONFIG when CUDA starts, and
-mamba_ssm reads MAMBA_DETERMINISTIC when it is imported."""
+"""Environment variables of deterministic workers on GPUs. cuBLAS reads its own when CUDA starts, and mamba_ssm when imported."""
 
 
 def compute_deterministically(*, compiles: bool) -> None:

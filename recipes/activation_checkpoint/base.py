@@ -43,8 +43,7 @@ class ActivationCheckpoint(Option):
     }
 
     inside_compile: ClassVar[bool] = False
-    """Whether checkpointing is applied before compiling, so that the compiler sees the recomputation. If false, each block is
-    compiled first and checkpointed afterwards."""
+    """Whether blocks are checkpointed before they are compiled, not after, so that the compiler sees the recomputation."""
 
     @property
     def recomputes_attention(self) -> bool:

@@ -24,10 +24,7 @@ Metrics = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 
 class CapturedStep:
-    """A training step that is captured after WARM_UP calls, and replayed from then on.
-
-    Once the shape of the batch or a setting of the optimizer changes, this and all later steps run without the graph.
-    """
+    """A training step, captured after WARM_UP calls, then replayed until a batch's shape or an optimizer setting changes."""
 
     def __init__(
         self,

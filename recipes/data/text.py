@@ -206,8 +206,7 @@ def pack(
 
 
 def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[list[str], int, Position]]:
-    """Group texts into lists of about BATCH_CHARACTERS characters. Yield each list, the number of empty texts that were skipped,
-    and the position after the list's last text."""
+    """Yield (texts with about BATCH_CHARACTERS characters, number of skipped empty texts, position after the last text)."""
     batch: list[str] = []
     size = empty = 0
     position: Position = {}

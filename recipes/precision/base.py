@@ -95,9 +95,8 @@ class FP32(Precision):
 
 
 class BF16(Precision):
-    """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32.
-    `parallelism=single` and `ddp` keep fp32 parameters and use autocast. The residual stream and the norms are in bf16 with any
-    parallelism."""
+    """Parameters are all-gathered and used in bf16; master weights and optimizer state are fp32. `parallelism=single` and `ddp`
+    keep fp32 parameters and use autocast. The residual stream and the norms are in bf16 with any parallelism."""
 
     compute: ClassVar[str] = "bf16"
 

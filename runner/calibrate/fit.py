@@ -130,8 +130,7 @@ def constant(hardware: GPU | CPU, key: str) -> float:
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
     """Return a copy of `hardware` with each constant multiplied by its factor in `factors`, but limited to the constant's `most`.
-    A coupled constant that has no factor in `factors` gets the factor of the constant to which it is coupled.
-    """
+    A coupled constant that has no factor in `factors` gets the factor of the constant to which it is coupled."""
     for each in (*OF_GPU, *OF_CPU):
         for key in filter(None, (each.key, each.coupled)):
             factor = factors.get(key, factors.get(each.key))

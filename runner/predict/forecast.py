@@ -21,8 +21,7 @@ DOES_NOT_FIT: Answer = "does not fit"
 NOT_PLANNED: Answer = "not planned"
 NEEDS_VALUES = re.compile(r"meta\b(?!-pytorch)|fake impl", re.IGNORECASE)
 """Pattern of errors that only the meta device causes: an operator has no meta kernel, or code reads the values of a meta tensor.
-The pattern excludes `meta-pytorch`, which is part of the URL at the end of every error message of the compiler.
-"""
+The pattern excludes `meta-pytorch`, which is part of the URL at the end of every error message of the compiler."""
 
 
 class Verdict(NamedTuple):

@@ -105,10 +105,7 @@ def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool)
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """Trace a run to predict its step time. If the run emulates a rank, leave out collectives, as the measured step time does.
-
-    Events about memory are dropped, so that `step_time` is fast.
-    """
+    """Trace a run to predict its measured step time. Drop memory events, for speed, and the collectives of an emulated rank."""
     workload, _ = trace_run(experiment.on(device.type), device, shallow=True)
     return workload.without(MemoryEvent if experiment.launch.emulate is None else MemoryEvent | Collective)
 

@@ -73,11 +73,8 @@ def _activity(busy: Counter[Lane]) -> str:
 
 
 def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Event]) -> Iterator[Span]:
-    """Yield the spans of kernels, copies and fills (the device's work), and the spans of steps.
-
-    A step ends when all device work that was launched in the step has ended. A step begins when its annotation begins,
-    but not before the previous step ends.
-    """
+    """Yield the spans of kernels, copies and fills (the device's work), and the spans of steps. A step ends when all device work
+    that was launched in the step has ended. A step begins when its annotation begins, but not before the previous step ends."""
     launches: dict[int, float] = {_correlation(event): event["ts"] for event in timed if event.get("cat") in LAUNCH}
     ends: list[tuple[float, float]] = []
     """(launch time, end time) of each kernel, copy and fill."""

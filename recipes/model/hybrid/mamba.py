@@ -64,10 +64,8 @@ class CausalConvolution(nn.Module):
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution by shifted multiply-adds, which a compiler fuses. cuDNN has no fast depthwise convolution in bf16.
-
-    Sums are in fp32 or wider. Backward recomputes the sums from x, which is the only saved activation.
-    """
+    """A convolution by shifted multiply-adds, which a compiler fuses. cuDNN has no fast depthwise convolution in bf16. Sums are
+    in fp32 or wider. Backward recomputes the sums from x, which is the only saved activation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

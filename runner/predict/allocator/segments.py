@@ -144,11 +144,8 @@ class Segments:
 
 
 class ExpandableSegments(Segments):
-    """Set of expandable segments, one per pool (`expandable_segments:True`).
-
-    An expandable segment is a huge address range, whose pages are mapped on demand. An entirely free page can be unmapped, so
-    that another pool can use the memory.
-    """
+    """Set of expandable segments, one per pool (`expandable_segments:True`). Each is a huge address range, whose pages are mapped
+    on demand. An entirely free page can be unmapped, so that another pool can use the memory."""
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """Return a block of at least `size` bytes at the lowest address with enough room. Return None if memory runs out."""

@@ -24,9 +24,8 @@ LOOKUPS = {"index", "embedding", "gather", "index_select"}
 VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
 """Operators that return views although their schema does not say so."""
 READS_TO_INLINE = 4
-"""Maximum number of tensors that inductor reads in order to compute a result again for each use. A result that needs more
-tensors and has several uses is stored in memory (`torch._inductor.config.realize_reads_threshold`).
-"""
+"""Largest number of tensors that a result may read so that inductor computes the result again for each use. A result that reads
+more tensors and has several uses is stored in memory (`torch._inductor.config.realize_reads_threshold`)."""
 
 
 class GraphMemory(NamedTuple):

@@ -70,11 +70,8 @@ class GPURates:
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
         """Return the duration of a collective in seconds. A group of one rank takes 0 seconds.
 
-        The duration never decreases if `nbytes` increases or if the same ranks are spread evenly over more nodes.
-
-        Args:
-            ranks: global ranks of the group, numbered node by node.
-            nbytes: bytes of the whole buffer (see `trace_events.Collective`).
+        The duration never decreases if `nbytes` increases or if the same ranks are spread evenly over more nodes. ranks: global
+        ranks of the group, numbered node by node; nbytes: bytes of the whole buffer (see `trace_events.Collective`).
         """
         n, hardware = len(ranks), self._hardware
         if n < 2:

@@ -36,8 +36,7 @@ STEPS = 2
 """Optimizer steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
 MICRO_BATCHES = 3
 """Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last one reduces them.
-All micro batches except the first and last are alike, so an untraced micro batch is assumed to take as long as the second one.
-"""
+All micro batches except the first and last are alike, so an untraced one is assumed to take as long as the second one."""
 
 
 class Trace(NamedTuple):
@@ -62,10 +61,8 @@ def trace_recipe(recipe: Recipe, **setting: Any) -> Trace:
 def trace_depths(
     recipes: Sequence[Recipe], *, nodes: int, workers: int, device_type: str, libraries: GPULibraries | None = None
 ) -> tuple[Trace, ...]:
-    """Trace each recipe as `trace_recipe` does. If there are several recipes, only the number of blocks may differ.
-
-    Traces of several recipes share compiled code, and cannot be replayed because their first step has only one micro batch.
-    """
+    """Trace each recipe as `trace_recipe` does. If there are several recipes, only the number of blocks may differ: the traces
+    share compiled code. Traces of several recipes cannot be replayed, because their first step has only one micro batch."""
     in_first_step = 1 if len(recipes) > 1 else MICRO_BATCHES
     device = nodes, workers, device_type, libraries or GPULibraries()
     try:
