@@ -108,13 +108,9 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
     bounds = -np.inf, np.maximum(most, start + 1e-9)
     found = least_squares(residuals, start, bounds=bounds, diff_step=1e-3, ftol=1e-4, xtol=1e-4)
     left = np.linalg.inv(found.jac.T @ found.jac)
-    unknown = dict(zip((each.key for each in constants), np.sqrt(np.diag(left)) / priors, strict=True))
+    unknown = dict(zip((each.key for each in constants), (np.sqrt(np.diag(left)) / priors).tolist(), strict=True))
     ratio = left[0, 0] + left[1, 1] - 2 * left[0, 1]
-    return Fitted(
-        with_factors(found.x),
-        {key: float(share) for key, share in unknown.items()},
-        math.sqrt(ratio / (priors[0] ** 2 + priors[1] ** 2)),
-    )
+    return Fitted(with_factors(found.x), unknown, math.sqrt(ratio / (priors[0] ** 2 + priors[1] ** 2)))
 
 
 def leave_one_out_errors(hardware: GPU | CPU, runs: Sequence[MeasuredRun], fitted: Fitted) -> list[float]:
