@@ -56,8 +56,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
     parameters = sum(parameter.numel() for parameter in network.parameters())
     # 3. The wrap plan also uses module names, so it precedes the checkpoint wrappers.
     plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))
-    # 4. Recomputation and compilation go inside the FSDP units. Parameters must be all-gathered and freed around compiled and
-    # recomputed code, not within it.
+    # 4. Recomputation and compilation go inside the FSDP units, because parameters must be gathered and freed around such code.
     recompute_and_compile(recipe, network, plan)
     if device.type == "cpu" and (host_bytes := recipe.host_bytes(mesh.size())) is not None:
         _refuse_too_large(recipe, network, mesh["shard"].size(), host_bytes)

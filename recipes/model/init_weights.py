@@ -84,8 +84,7 @@ class Initialiser:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         own = _own_indices(parameter)
         if self.network.is_stack(name):
-            # A whole stack of experts can take more memory than all other parameters, so a rank draws only the matrices of
-            # which it holds a part.
+            # Draw only the matrices of this rank: a whole stack of experts can take more memory than all other parameters.
             for number, shard in enumerate(local, start=own[0].start):
                 value = initial_value(f"{name}.{number}", parameter.shape[1:], initial, self.seed, self.device)
                 shard.copy_(_narrowed(value, own[1:]))

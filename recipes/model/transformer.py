@@ -62,8 +62,7 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
         return freqs
     length, low, high = scaling.original_seq_len, scaling.low_freq_factor, scaling.high_freq_factor
     wavelength = 2 * math.pi / freqs
-    # Pairs that rotate only a few times within the original length are slowed down by the factor. Pairs that rotate often are
-    # unchanged. Pairs between the two bounds are interpolated.
+    # Slow down pairs that rotate only a few times within the original length, and interpolate pairs between the two bounds.
     slow = wavelength > length / low
     scaled = torch.where(slow, freqs / scaling.factor, freqs)
     keep = (length / wavelength - low) / (high - low)

@@ -49,8 +49,7 @@ class DDP(Parallelism):
             bucket_cap_mb=self.bucket_cap_mb,
             gradient_as_bucket_view=True,
             init_sync=False,  # the replicas are equal by construction
-            # If this is False, DDP rebuilds its buckets after the first step of a run and of a resumed run. With more than two
-            # devices, different buckets change the order of summation.
+            # If False, DDP rebuilds its buckets after the first step of an attempt, which may change the order of summation.
             find_unused_parameters=torch.are_deterministic_algorithms_enabled(),
         )
 

@@ -154,8 +154,7 @@ def _(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 @torch.library.custom_op("meshrunner::grouped_mm_weights", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def _gradient_of_weights(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
-    # The transpose must not be made contiguous: each row of a contiguous transpose would have `rows` elements, and this is
-    # seldom a multiple of 16 bytes.
+    # A contiguous transpose would have rows of `rows` elements, whose size is seldom a multiple of 16 bytes.
     return F.grouped_mm(x.transpose(-2, -1), gradient, offs=ends)
 
 

@@ -126,8 +126,7 @@ class HybridTransformer(MoETransformer):
         rope, rows = self.positions(tokens), [tokens]
         if targets is not None:
             rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]
-            # These targets are a slice of longer sequences, but the shifted targets are contiguous. If all targets have one
-            # layout, the cross entropy is compiled once.
+            # Make this slice of longer sequences contiguous like the shifted targets, so that the loss is compiled only once.
             targets = targets.clone(memory_format=torch.contiguous_format)
         # One lookup for all rows, so that FSDP gathers the table once: [rows x batch, seq, dim].
         x, *between = in_compute_dtype(self.tok_embeddings(torch.cat(rows))).chunk(len(rows))
