@@ -5,6 +5,7 @@ memory that the allocator reserves. For a CPU, the run fits if there is room for
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import ExpectedDevices
@@ -118,7 +119,7 @@ def _active_memory(
     if device.type == "cuda" and answer != DOES_NOT_FIT and needed * RESERVED_PER_ACTIVE + PARTLY_USED > capacity:
         answer = BORDERLINE
     verdict = Verdict(answer, explain(kind, needed, capacity, device.name, by_category))
-    return verdict, _memory_forecast(device, peak, startup, traces[-1], ACTIVE_ERROR_PCT)
+    return verdict, _memory_forecast(device, peak, startup, traces[-1])
 
 
 def _reserved_memory(
@@ -145,30 +146,28 @@ def _reserved_memory(
         judge(needed, capacity, RESERVED_ERROR_PCT / 100, lambda nbytes: replay_within(nbytes).completed),
         explain("reserved", needed, capacity, device.name, replayed.peak.by_category, flushes),
     )
-    startup, retries = replayed.startup_active, limited.retries
-    forecast = _memory_forecast(device, replayed.peak, startup, trace, RESERVED_ERROR_PCT, needed, retries)
+    forecast = replace(
+        _memory_forecast(device, replayed.peak, replayed.startup_active, trace),
+        peak_reserved_gib=needed / GIB,
+        peak_reserved_pct=100 * needed / (device.memory_gib * GIB),
+        alloc_retries=limited.retries,
+        error_pct=RESERVED_ERROR_PCT,
+    )
     return verdict, forecast, replayed
 
 
-def _memory_forecast(
-    device: ExpectedDevices,
-    peak: PeakMemory,
-    startup: int,
-    trace: Trace,
-    error_pct: float,
-    reserved: int | None = None,
-    retries: int | None = None,
-) -> MemoryForecast:
+def _memory_forecast(device: ExpectedDevices, peak: PeakMemory, startup: int, trace: Trace) -> MemoryForecast:
+    """Return the forecast of active memory, without an allocator."""
     block = largest_block_bytes(trace)
     return MemoryForecast(
         peak_active_gib=peak.total / GIB,
         peak_active_pct=100 * peak.total / (device.memory_gib * GIB),
-        peak_reserved_gib=None if reserved is None else reserved / GIB,
-        peak_reserved_pct=None if reserved is None else 100 * reserved / (device.memory_gib * GIB),
-        alloc_retries=retries,
+        peak_reserved_gib=None,
+        peak_reserved_pct=None,
+        alloc_retries=None,
         startup_gib=startup / GIB,
         phase=str(peak.phase),
         by_category_gib={name: nbytes / GIB for name, nbytes in peak.by_category.items()},
         block_gib=None if block is None else block / GIB,
-        error_pct=error_pct,
+        error_pct=ACTIVE_ERROR_PCT,
     )
