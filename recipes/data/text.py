@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 SAMPLE_CHARACTERS = 8_000_000
 """Approximate number of characters, from the beginning of the data, on which a tokenizer is trained. Training takes 1-2 s."""
 BATCH_CHARACTERS = 256_000
-"""Approximate number of characters tokenised in one batch."""
 RECORD_INTERVAL_S = 0.5
 """Seconds between two updates of progress.json. A killed packing process loses at most about this many seconds of work."""
 Position = dict[str, Any]

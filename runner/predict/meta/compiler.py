@@ -85,7 +85,6 @@ class _Backend:
     """Backend of torch.compile. All blocks share one backend object, so that dynamo compiles equal blocks only once."""
 
     recorder: Recorder
-    """Recorder of the current trace."""
 
     def __init__(self, *, partitions: bool, fuses: bool) -> None:
         self.partitions, self.fuses = partitions, fuses
