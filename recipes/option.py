@@ -36,11 +36,8 @@ def shortened(value: Any, length: int = 80) -> str:
 
 
 def own_or_installed(module_name: str) -> ModuleType:
-    """Import a module that the user named. A module in the current directory takes precedence over an installed one.
-
-    The current directory is last on sys.path so that its files do not shadow libraries. Without this function, a
-    library's top-level package `recipes` would therefore shadow a user's `recipes`.
-    """
+    """Import a module that the user named, preferably from the current directory. That directory is last on sys.path so that its
+    files do not shadow libraries. A library's top-level package `recipes` would otherwise shadow a user's `recipes`."""
     top = module_name.partition(".")[0]
     file = Path.cwd().joinpath(*module_name.split("."))
     here = file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()

@@ -212,8 +212,7 @@ class Parallelism(Option):
     def shard_groups(
         self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]
     ) -> tuple[ProcessGroup, ...]:
-        """Return the process groups whose ranks hold different shards of a parameter of the distributed model.
-        split: names of the parameters that tensor parallelism has split."""
+        """Return the groups whose ranks hold different shards of a parameter. split: names of the tensor-parallel parameters."""
         from torch.distributed.tensor import DTensor
 
         if not isinstance(parameter, DTensor):

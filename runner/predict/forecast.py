@@ -126,11 +126,8 @@ def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], boo
 def explain(
     kind: str, needed: int, capacity: int, device: str, by_category: Mapping[str, int], flushes: int | None = None
 ) -> str:
-    """Return a sentence that compares the needed bytes with the capacity. `kind` describes the memory, such as `reserved`.
-
-    `by_category` is empty if the categories are unknown. `flushes` is the number of cache flushes with which the run completes in
-    `capacity` bytes, or None if it does not complete.
-    """
+    """Return a sentence that compares the needed memory of one kind, such as `reserved`, with the capacity. by_category: empty if
+    unknown; flushes: number of cache flushes with which the run completes in `capacity` bytes, or None if it does not."""
     left = capacity - needed
     margin = f"{left / GIB:.2f} GiB left" if left >= 0 else f"{-left / GIB:.2f} GiB too much"
     if left < 0 and flushes is not None:

@@ -70,9 +70,7 @@ class BlockPool:
 
     def best_fit(self, size: int) -> MemoryBlock | None:
         """Remove and return the smallest free block of at least `size` bytes. Among equal sizes, choose the lowest address.
-
-        The size includes unmapped memory after a block, so the last mapped block of a segment is chosen last.
-        """
+        Unmapped memory after a block counts as part of the block, so the last mapped block of a segment is used last."""
         free = self.free
         i = bisect_left(free, (size,))
         if i == len(free):
