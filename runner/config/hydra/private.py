@@ -19,16 +19,7 @@ from omegaconf import OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 
-__all__ = [
-    "BASIC_SWEEPER",
-    "GRID_SWEEPERS",
-    "TUNE_SWEEPER",
-    "BasicSweeper",
-    "Callbacks",
-    "Hydra",
-    "create_config_search_path",
-    "get_args_parser",
-]
+__all__ = ["BasicSweeper", "Callbacks", "Hydra", "create_config_search_path", "get_args_parser"]
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 TUNE_SWEEPER = "hydra_plugins.meshrunner.TuneSweeper"
