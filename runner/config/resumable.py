@@ -12,7 +12,7 @@ from meshrunner.recipes.option import Affects
 from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.console import one_line, warn
-from meshrunner.runner.rundir import RESULTS, find_damage, read_config, read_state, sweep_damage
+from meshrunner.runner.rundir import RESULTS, find_damage, read_config, read_state, run_names, sweep_damage
 from meshrunner.runner.rundir.files import is_run
 
 STAY_THE_SAME = Affects.RESULT | Affects.CHANCE | Affects.SWEEP
@@ -57,9 +57,9 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
     return Usable(run_dirs, first, len(problems))
 
 
-def first_experiment(sweep_dir: Path, names: Sequence[str]) -> Experiment:
+def first_experiment(sweep_dir: Path) -> Experiment:
     """Return the experiment of a sweep's first readable run; raise ConfigError if no run is readable."""
-    for name in names:
+    for name in run_names(sweep_dir):
         with suppress(ConfigError):
             return check(read_config(sweep_dir / name))
     raise ConfigError(f"{sweep_dir} holds no run that can be read")

@@ -14,7 +14,6 @@ from meshrunner.runner.config.resumable import first_experiment
 from meshrunner.runner.config.validation import listed
 from meshrunner.runner.console import say, shown, warn
 from meshrunner.runner.process.signals import interruptible
-from meshrunner.runner.rundir import run_names
 from meshrunner.runner.rundir.files import REPORT
 from meshrunner.runner.trackers.handle import Trackers
 
@@ -31,7 +30,7 @@ def finish_sweep(sweep_dir: Path) -> None:
     """Print a sweep's table, write its page and update the tracker. Warn if the page or tracker fails. May raise Interrupted."""
     with interruptible():
         # The first run's tracker receives the table. The tracker loads its library while the page is written.
-        tracking = Trackers(sweep_dir, first_experiment(sweep_dir, run_names(sweep_dir)).tracker)
+        tracking = Trackers(sweep_dir, first_experiment(sweep_dir).tracker)
         try:
             _compare(sweep_dir)
         finally:

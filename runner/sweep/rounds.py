@@ -9,15 +9,7 @@ from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.resumable import first_experiment
 from meshrunner.runner.console import say
-from meshrunner.runner.rundir import (
-    PlacedSweep,
-    add_runs,
-    in_round,
-    place_again,
-    repeat_number,
-    run_names,
-    sweep_damage,
-)
+from meshrunner.runner.rundir import PlacedSweep, add_runs, in_round, place_again, repeat_number, sweep_damage
 from meshrunner.runner.rundir.files import SWEEP
 from meshrunner.runner.sweep.execute_all import execute_all
 
@@ -27,7 +19,7 @@ UNFINISHED = ("pending", "stale", "interrupted", "preempted")
 
 def execute_further_rounds(sweep_dir: Path) -> int:
     """Execute rounds until all verdicts are decided or `sweep.max_repeat` is reached. Return the highest exit status."""
-    first, status = first_experiment(sweep_dir, run_names(sweep_dir)), 0
+    first, status = first_experiment(sweep_dir), 0
     before: list[Path] = []
     while first.sweep.repeat == "auto" and (run_dirs := _place_round(sweep_dir, first)) not in ([], before):
         code, stop = execute_all(run_dirs, first)
