@@ -1,9 +1,9 @@
-"""Find the executable runs of a sweep and the checkpoint of a run. Refuse settings that changed since the checkpoint."""
+"""Find the executable runs of a sweep and the checkpoint of a run. Refuse settings that changed since they were written."""
 
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, Record, StoredCheckpoint, candidates, good_checkpoints
 from meshrunner.recipes.config_keys import affected_by, differences, flatten
@@ -63,6 +63,19 @@ def first_experiment(sweep_dir: Path) -> Experiment:
         with suppress(ConfigError):
             return check(read_config(sweep_dir / name))
     raise ConfigError(f"{sweep_dir} holds no run that can be read")
+
+
+def check_existing(run_dir: Path, config: dict[str, Any]) -> None:
+    """Raise ConfigError if `run_dir` holds a run with another configuration. The sections `sweep` and `tune` may differ."""
+    changed = differences(read_config(run_dir), config) if is_run(run_dir) else []
+    lines = [
+        f"  {key}: {old!r} on disk, {new!r} now"
+        for key, old, new in changed
+        if key.partition(".")[0] not in ("sweep", "tune")
+    ]
+    if lines:
+        problem = f"{run_dir} holds a run with another configuration. Choose another hydra.sweep.dir. Differences:"
+        raise ConfigError("\n".join([problem, *lines]))
 
 
 def fit_continuing(

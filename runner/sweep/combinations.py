@@ -17,7 +17,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from meshrunner.recipes.config_keys import differences
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.compare.best import by
 from meshrunner.runner.compare.comparison import check_baseline, compare_runs
@@ -31,17 +30,9 @@ from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.config.hydra.hydra_errors import explain, missing_key
 from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.config.hydra.private import GRID_SWEEPERS
-from meshrunner.runner.config.resumable import fit_continuing
+from meshrunner.runner.config.resumable import check_existing, fit_continuing
 from meshrunner.runner.console import naming
-from meshrunner.runner.rundir import (
-    PlanRecord,
-    add_runs,
-    place_run,
-    read_config,
-    read_state,
-    repeat_ending,
-    update_status,
-)
+from meshrunner.runner.rundir import PlanRecord, add_runs, place_run, read_state, repeat_ending, update_status
 from meshrunner.runner.rundir.files import PLAN, is_run
 from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 
@@ -127,7 +118,7 @@ def check_batch(loader: Any, config: DictConfig, job_overrides: Jobs, first: int
             try:
                 job = _compose_job(loader, config, list(overrides), number, sweep_dir / job_name(number, named), target)
                 for run in job.runs:
-                    check_existing(run)
+                    check_existing(run.run_dir, run.config)
                 jobs.append(job)
             except (ConfigError, HydraException, OmegaConfBaseException) as error:
                 problem = str(error)
@@ -187,21 +178,6 @@ def _repeated(composed: Composed, sweep: Sweep) -> list[Composed]:
             run_dir = composed.run_dir.with_name(composed.run_dir.name + ending)
             runs.append(replace(composed, config=composed.config | {"seed": seed}, run_dir=run_dir))
     return runs
-
-
-def check_existing(run: Composed) -> None:
-    """Raise ConfigError if the run directory exists with another configuration. The sections `sweep` and `tune` may differ."""
-    if not is_run(run.run_dir):
-        return
-    different = differences(read_config(run.run_dir), run.config)
-    changed = [
-        f"  {key}: {old!r} on disk, {new!r} now"
-        for key, old, new in different
-        if key.partition(".")[0] not in ("sweep", "tune")
-    ]
-    if changed:
-        problem = f"{run.run_dir} holds a run with another configuration. Choose another hydra.sweep.dir. Differences:"
-        raise ConfigError("\n".join([problem, *changed]))
 
 
 def _place(job: Combination, run: Composed) -> None:

@@ -13,9 +13,10 @@ from meshrunner.runner.compare.findings import undecided
 from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Row, Run, glance
 from meshrunner.runner.config.devices import expected_devices
+from meshrunner.runner.config.resumable import check_existing
 from meshrunner.runner.console import say
 from meshrunner.runner.rundir import CRASHED, RESULTS, Status, in_round, repeat_number, run_names
-from meshrunner.runner.sweep.combinations import SweepBatch, check_existing
+from meshrunner.runner.sweep.combinations import SweepBatch
 from meshrunner.runner.sweep.tally import speed_of
 from meshrunner.runner.tune.belief import Belief, Measured
 from meshrunner.runner.tune.choose import Outlook, leaders, next_wave, outlook
@@ -145,7 +146,7 @@ class Search:
         for job in (self.jobs[number] for number in numbers):
             run_dir = job.runs[0].run_dir
             run = replace(job.runs[0], run_dir=run_dir.with_name(in_round(run_dir.name, wave)))
-            check_existing(run)
+            check_existing(run.run_dir, run.config)
             jobs.append(replace(job, runs=[run]))
         return SweepBatch(self.sweep_dir, jobs)
 
