@@ -35,8 +35,6 @@ VALUES = 12
 """Maximum number of values that the section `What varies` of the page lists for a setting."""
 UNFOLDED = 6
 """Maximum number of lines in an unfolded list of runs or reasons. The page shows a longer list only after a click."""
-LOG_LINES = 15
-"""Maximum number of lines shown from the end of a run's log."""
 
 
 def escape(text: str) -> str:
@@ -170,7 +168,7 @@ def _run(run: Run, folder: Path) -> str:
     }
     lines = "".join(f"<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items() if v not in (None, ""))
     log = rank_log(run.path, run.record(Failure).rank or 0)
-    tail = escape("\n".join(last_lines(log)[-LOG_LINES:]))
+    tail = escape("\n".join(last_lines(log)))
     end = f"<p>the end of {escape(log.name)}:</p><pre>{tail}</pre>" if tail else ""
     return (
         f"<details><summary><b>{escape(run.path.name)}</b> {escape(run.state)}</summary>"
