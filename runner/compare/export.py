@@ -94,8 +94,6 @@ def as_csv(comparison: Comparison) -> str:
             row[key] = "" if row[key] is None else text(row[key])
     file = io.StringIO()
     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-    writer.writerow({title: printable(title) for title in rows[0]})
-    writer.writerows(
-        {key: printable(value) if isinstance(value, str) else value for key, value in row.items()} for row in rows
-    )
-    return file.getvalue().rstrip("\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return printable(file.getvalue()).rstrip("\n")
