@@ -85,13 +85,12 @@ class Keys:
         self._settings = {path: json.dumps(flat, sort_keys=True, default=str) for path, flat in self._flat.items()}
         self._facts: dict[str, Callable[[Run], Any]] = {}
         chosen = dict.fromkeys(group for run in known for group in run.config if group in run.choices)
-        groups = [group for group in chosen if _differ((None, option_of(run, group)) for run in known)]
-        self._groups = frozenset(groups)
+        self._groups = [group for group in chosen if _differ((None, option_of(run, group)) for run in known)]
         typed = {key_of(override) for run in known for override in run.task}
         shown = []
         for name in differing:
             around = (name.partition(".")[0], FOLLOWS.get(name))
-            group = next((group for group in groups if group in around), None)
+            group = next((group for group in self._groups if group in around), None)
             if group is None:
                 shown.append(name)
                 continue
