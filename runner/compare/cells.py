@@ -93,7 +93,8 @@ def legend(comparison: Comparison) -> Iterator[str]:
     if None in tested:
         yield f"not tested: a test for noise needs {REPEATS} completed runs on each side"
     if (visible := comparison.noise.visible()) is not None:
-        repeats, more = comparison.repeats, comparison.noise.visible(times=2)
+        repeats = max(len(row.measured(comparison.speed)) for row in comparison.rows)
+        more = comparison.noise.visible(times=2)
         yield f"a difference of {visible:.1f}% would have been detected; {2 * repeats} repeats would detect {more:.1f}%"
     compared = [row.runs[0] for row in comparison.every_row]
     yield from other_workloads({each.other for each in against}, compared)

@@ -94,11 +94,6 @@ class Comparison:
         return [run for row in self.rows for run in row.runs]
 
     @property
-    def repeats(self) -> int:
-        """Largest number of runs with a known speed in any row."""
-        return max((len(row.measured(self.speed)) for row in self.rows), default=0)
-
-    @property
     def noise(self) -> Noise:
         """The noise of the speeds."""
         return self.noises[self.speed.key]
