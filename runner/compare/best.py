@@ -18,8 +18,7 @@ from meshrunner.runner.figures import PREDICTION, Figure, figure_of, number
 from meshrunner.runner.rundir import CRASHED, FITTING, RESULTS, VERDICT, PlanRecord
 
 WORK = {"matmul": "matmuls", "attention": "attention", "memory": "elementwise work", "optimizer": "the optimizer"}
-"""Words for the parts of a step, as the table shows them, keyed as in `perf/seconds_by_part`."""
-EXPOSED = "perf/exposed_communication_s"
+"""Names of the parts of a step, keyed as in `perf/seconds_by_part`."""
 
 
 class Candidate(NamedTuple):
@@ -166,7 +165,7 @@ def _seconds_per_token(row: Row) -> dict[str, float]:
     if not parts or not wps or not step_s:
         return {}
     seconds = {name: parts.get(key, 0.0) for key, name in WORK.items()}
-    seconds["exposed communication"] = plan[EXPOSED] or 0.0
+    seconds["exposed communication"] = plan["perf/exposed_communication_s"] or 0.0
     return {name: each / (step_s * wps) for name, each in seconds.items()}
 
 
