@@ -36,7 +36,6 @@ class Preemption:
         self.saves = saves
         self.stopping = stopping
         self.in_job = in_slurm_job()
-        self.job_start = job_start_id()
         self.shared = SharedIntegers(1) if saves or self.in_job else None
         """Flag that asks the workers to stop; None if nothing can request a stop."""
         self.reason = ""
@@ -93,7 +92,7 @@ class Preemption:
 
     def _shell_requests(self) -> bool:
         with suppress(FileNotFoundError):
-            return self.request.read_text().strip() == self.job_start  # ignore requests to earlier starts of the job
+            return self.request.read_text().strip() == job_start_id()  # ignore requests to earlier starts of the job
         return False
 
 
