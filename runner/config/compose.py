@@ -26,19 +26,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import refuse_secrets
 from meshrunner.runner import shipped
+from meshrunner.runner.config.hydra import private
 from meshrunner.runner.config.hydra.hydra_errors import faults_of_hydra, missing_key
 from meshrunner.runner.config.hydra.no_effect import refuse, without_effect
 from meshrunner.runner.config.hydra.overrides import as_typed, check_flags, check_number, left_to_jobs, parse
-from meshrunner.runner.config.hydra.private import (
-    GRID_SWEEPERS,
-    BasicSweeper,
-    Callbacks,
-    Hydra,
-    complete,
-    create_config_search_path,
-    register_resolver,
-    set_up_hydra,
-)
 from meshrunner.runner.console import warn
 from meshrunner.runner.rundir import key_of
 
@@ -68,18 +59,18 @@ class Composer:
         self.verb, self.args = verb, args
         overrides = [*args.overrides, *(["hydra.mode=RUN"] if args.run else [])]
         self.given: dict[str, Any] = {"config_name": args.config_name or "run", "overrides": overrides}
-        set_up_hydra()
-        path = create_config_search_path("pkg://meshrunner.conf")
+        private.set_up_hydra()
+        path = private.create_config_search_path("pkg://meshrunner.conf")
         if args.config_dir is not None:
             folder = Path(args.config_dir).absolute()
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir: no such directory: {folder}")
             path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
-        register_resolver("short_id", lambda: secrets.token_hex(3), use_cache=True)
+        private.register_resolver("short_id", lambda: secrets.token_hex(3), use_cache=True)
         # ${pick:${parallelism.kind},{fsdp1:always},except_last} is `always` if the kind is fsdp1, else `except_last`.
-        register_resolver("pick", lambda key, table, default=None: table.get(key, default))
+        private.register_resolver("pick", lambda key, table, default=None: table.get(key, default))
         GlobalHydra.instance().clear()
-        self.hydra = Hydra.create_main_hydra2("meshrunner", path)
+        self.hydra = private.Hydra.create_main_hydra2("meshrunner", path)
 
     def answer_query(self) -> bool:
         """Print Hydra's answer to --help, --cfg or --info; return False if none of these flags was given."""
@@ -114,7 +105,7 @@ class Composer:
     def completions(self, word: str) -> list[str]:
         """Return Hydra's completions of a word that follows this command line's overrides."""
         line = " ".join([*["--multirun"] * self.args.multirun, *self.given["overrides"], word])
-        return complete(self.hydra, self.given["config_name"], line)
+        return private.complete(self.hydra, self.given["config_name"], line)
 
     def single_run(self) -> Composed | None:
         """Compose a single run; return None if the flag `-m` or the setting `hydra.mode: MULTIRUN` requests a sweep."""
@@ -135,7 +126,7 @@ class Composer:
         sections: Any = OmegaConf.to_container(config, resolve=False)
         for section in sorted(sections, key="hydra".__eq__):
             refuse_secrets(sections[section], section)
-        if config.hydra.sweeper._target_ in GRID_SWEEPERS:
+        if config.hydra.sweeper._target_ in private.GRID_SWEEPERS:
             check_number(_of_grid(config))
         if config.hydra.mode == RunMode.RUN:
             warn("hydra.mode=RUN is ignored because -m requests a sweep")
@@ -151,7 +142,7 @@ class Composer:
         If `jobs` is given, launch these jobs as one batch without the sweeper. Each job is a list of overrides.
         """
         # Hydra.multirun would compose the configuration again and put a later time into the directory's name.
-        callbacks = Callbacks(config)
+        callbacks = private.Callbacks(config)
         callbacks.on_multirun_start(config=config, config_name=self.given["config_name"])
         context = HydraContext(config_loader=self.hydra.config_loader, callbacks=callbacks)
         common: dict[str, Any] = {"config": config, "hydra_context": context, "task_function": ended}
@@ -186,10 +177,10 @@ class Composer:
 
 def grid(loader: Any, config: DictConfig) -> list[list[str]]:
     """Return the overrides of each combination of a sweep. Raise ConfigError if the sweeper adds combinations while it runs."""
-    if config.hydra.sweeper._target_ not in GRID_SWEEPERS:
+    if config.hydra.sweeper._target_ not in private.GRID_SWEEPERS:
         raise ConfigError("hydra/sweeper: this sweeper chooses combinations while it runs; use hydra/sweeper=basic")
     parser = OverridesParser.create(config_loader=loader)
-    (combinations,) = BasicSweeper.split_arguments(parser.parse_overrides(_of_grid(config)), None)
+    (combinations,) = private.BasicSweeper.split_arguments(parser.parse_overrides(_of_grid(config)), None)
     return [list(overrides) for overrides in combinations]
 
 
