@@ -62,9 +62,8 @@ def submit_runs(
     for run_dir in experiments:
         update_status(run_dir, state="pending", reason="")  # before submission: a submitted job may start at any time
     for number, ((nodes, runs), script) in enumerate(zip(arrays.items(), scripts, strict=True)):
-        write_json(folder / SLURM_SETTINGS, settings.model_dump())
         path = slurm_script(folder, number if len(arrays) > 1 else None)
-        job_number = _sbatch(path, script, folder)
+        job_number = _sbatch(path, script, folder, settings)
         for task, run_dir in runs.items():
             own_id = job_number if task is None else f"{job_number}_{task}"
             Submission(job_id=own_id, submitted=time.time(), script=str(path)).write(run_dir / SLURM_JOB)
@@ -86,8 +85,7 @@ def submit_search(folder: Path, experiment: Experiment, settings: Slurm) -> None
         say(script, end="")
         return
     (folder / LOGS).mkdir(exist_ok=True)
-    write_json(folder / SLURM_SETTINGS, settings.model_dump())
-    say(f"submitted job {_sbatch(slurm_script(folder), script, folder)}\nsweep directory: {shown(folder)}")
+    say(f"submitted job {_sbatch(slurm_script(folder), script, folder, settings)}\nsweep directory: {shown(folder)}")
 
 
 def wait(run_dirs: Sequence[Path]) -> int:
@@ -135,8 +133,9 @@ def _warn(experiments: Iterable[Experiment]) -> None:
             warn(f"data.path: no such file on this machine: {path}. The file must exist on the nodes")
 
 
-def _sbatch(path: Path, text: str, folder: Path) -> str:
-    """Write a script to `path`, submit it and return the job's number. If SLURM rejects the script, raise ConfigError."""
+def _sbatch(path: Path, text: str, folder: Path, settings: Slurm) -> str:
+    """Write a script and its settings, submit it and return the job's number. If SLURM rejects the script, raise ConfigError."""
+    write_json(folder / SLURM_SETTINGS, settings.model_dump())
     replace_file(path, os.fsencode(text))
     try:
         return slurm("sbatch", "--parsable", str(path)).strip().partition(";")[0]
