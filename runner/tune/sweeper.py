@@ -40,8 +40,7 @@ def tune(loader: Any, config: DictConfig, ended: Callable[[int], object]) -> Non
         raise ConfigError("hydra/launcher: tune executes runs; use hydra/launcher=local or hydra/launcher=slurm")
     search = Search(sweep_dir, survey(loader, config, Target(workers_of_sweep)))
     say(f"sweep directory: {shown(search.sweep_dir)}")
-    for line in search.survey.lines:
-        say(line)
+    say("\n".join(search.survey.lines))
     OmegaConf.save(config, search.sweep_dir / MULTIRUN)
     while batch := search.next_batch():
         status, stop = execute_all(batch.place(), batch.combinations[0].experiment)

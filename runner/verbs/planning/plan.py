@@ -71,8 +71,7 @@ def _rank(composer: Composer, options: Namespace, overrides: list[str]) -> int:
 
         print_best(comparison)
     else:
-        for line in lines(ranked, console().width):
-            say(line)
+        say("\n".join(lines(ranked, console().width)))
     if options.html is not None:
         from meshrunner.runner.compare.page.write import write_page as write_comparison
 
