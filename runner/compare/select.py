@@ -132,7 +132,7 @@ def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> lis
 
 
 def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[int]:
-    """Return the indices of rows, sorted by the field named `by`. Numbers come before text, and rows without a value are last.
+    """Return the indices of rows, sorted by the field `by`: a figure from its best value on, other fields in ascending order.
 
     Figures start with the best value; other fields start with the smallest value. A minus before the name reverses the order.
     """

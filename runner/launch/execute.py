@@ -133,10 +133,8 @@ def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]
 
 
 def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Display, *, same_data: bool) -> Outcome:
-    """Write environment.json, prepare the data, launch the workers and return the outcome. `continued` is the complete
-    experiment, in which a checkpoint's value replaces a null `global_batch`. Raise ConfigError if `same_data` is true and the
-    data has changed since the run last trained on it.
-    """
+    """Write environment.json, prepare the data, launch the workers and return the outcome. `continued`: the experiment with the
+    checkpoint's `global_batch`. Raise ConfigError if `same_data` is true and the data has changed since the run last trained."""
     run_dir, experiment, devices = attempt.run_dir, attempt.experiment, attempt.devices
     record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))
     (record | {"resolved": resolved(continued, devices)}).write(run_dir / ENVIRONMENT)

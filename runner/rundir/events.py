@@ -17,8 +17,7 @@ TYPICAL_ROW = 1 << 10
 
 
 class StepRow(dict[str, float | None]):
-    """A row of events.jsonl: figures (measured numbers) of one step, keyed by name such as `train/loss`. Unknown figures are
-    None.
+    """A row of events.jsonl: figures (measured numbers) of a step, keyed by name: `train/loss`. Unknown figures are None.
 
     Rows are not validated with pydantic, because a run may have a million rows and validation would be slower than parsing.
     """

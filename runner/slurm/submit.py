@@ -78,8 +78,7 @@ def submit_runs(
 
 
 def submit_search(folder: Path, experiment: Experiment, settings: Slurm) -> None:
-    """Submit a search by `meshrunner tune` as one job on the nodes of `experiment`, or only print its script if
-    `settings.dry_run` is set. `folder`: the sweep directory of the search. If SLURM rejects the script, raise ConfigError."""
+    """Submit the search of a sweep directory as one job, or only print its script, as `submit_runs` does."""
     script = sbatch_script(folder, settings, settings.request(experiment))
     if settings.dry_run:
         say(script, end="")
