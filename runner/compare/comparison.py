@@ -1,6 +1,6 @@
 """Merge the runs that are repeats of each other into rows, and compare each row with its baseline."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -191,7 +191,8 @@ def _parsed(baseline: str, names: list[str], rows: list[Row], option: str) -> tu
     if not separator:
         raise ConfigError(f"{option}: expected KEY=VALUE, for example parallelism=fsdp1, got '{baseline}'")
     if key not in names:
-        raise ConfigError(f"{option}: '{key}' does not vary.{did_you_mean(key, names)} Varying keys: {_listed(names)}")
+        varying = ", ".join(names) or "nothing"
+        raise ConfigError(f"{option}: '{key}' does not vary.{did_you_mean(key, names)} Varying keys: {varying}")
     known = {text(row.values[key]): row.values[key] for row in rows if key in row.values}
     try:
         given = parse_yaml(value)
@@ -200,11 +201,7 @@ def _parsed(baseline: str, names: list[str], rows: list[Row], option: str) -> tu
     for name, raw in known.items():
         if name == value or same_value(raw, given):  # for example, 1e-3 equals 0.001
             return key, name
-    raise ConfigError(f"{option}: no row has {key}={value}.{did_you_mean(value, known)} Known: {_listed(known)}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "nothing"
+    raise ConfigError(f"{option}: no row has {key}={value}.{did_you_mean(value, known)} Known: {', '.join(known)}")
 
 
 def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -> list[Row]:
