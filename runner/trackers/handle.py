@@ -1,5 +1,6 @@
 """Starts and stops tracker processes: `Trackers(folder, tracker)` starts them and `finish_or_warn(...)` waits for them."""
 
+import math
 import os
 import signal
 import time
@@ -23,11 +24,11 @@ TRACKER_GRACE_S = 2.0
 class TrackerHandle:
     """A tracker's process, for a run or ended sweep. The process ends when the launcher ends, but cannot crash the launcher."""
 
-    def __init__(self, folder: Path, tracker: Tracker, member: str = "", timeout_s: float | None = None) -> None:
-        """Start the process if the tracker is active and, for a sweep, if it records sweeps. `finish` reports a failed start."""
+    def __init__(self, folder: Path, tracker: Tracker, member: str = "", limit_s: float = math.inf) -> None:
+        """Start the process, unless the tracker is inactive or does not record sweeps. `finish` reports a failed start."""
         self._folder, self._tracker, self._member = folder, tracker, member
         self._subject = "sweep" if is_sweep(folder) else "run"
-        self._timeout_s = tracker.finish_timeout_s if timeout_s is None else timeout_s
+        self._timeout_s = min(tracker.finish_timeout_s, limit_s)
         self.process: ForkServerProcess | None = None
         self._end_of_run: Connection | None = None
         self._deadline = 0.0
@@ -60,7 +61,7 @@ class TrackerHandle:
             self._deadline = time.monotonic() + self._timeout_s
 
     def finish(self) -> str | None:
-        """Wait until the tracker finishes, but at most `timeout_s` seconds after the call of `end`. Return a warning or None."""
+        """Wait for the tracker, at most `finish_timeout_s` seconds after the call of `end`. Return a warning or None."""
         self.end()
         if self.process is not None:
             self.process.join(max(0.0, self._deadline - time.monotonic()))
@@ -107,11 +108,8 @@ class Trackers:
     """The tracker processes of a run or ended sweep, one per active tracker."""
 
     def __init__(self, folder: Path, tracker: Tracker) -> None:
-        limit = tracker.finish_timeout_s
-        self.handles = [
-            TrackerHandle(folder, each, name, min(each.finish_timeout_s, limit))
-            for name, each in tracker.members.items()
-        ]
+        limit_s = tracker.finish_timeout_s
+        self.handles = [TrackerHandle(folder, each, name, limit_s) for name, each in tracker.members.items()]
 
     def finish_or_warn(self, ended: str) -> None:
         """Wait for all trackers and print their warnings. On Ctrl-C, print a single warning instead, with the prefix `ended`."""
