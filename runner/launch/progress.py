@@ -14,7 +14,6 @@ from meshrunner.runner.compare.text_table import BETWEEN, fitted
 from meshrunner.runner.console import Slow, console, duration, one_line, say
 from meshrunner.runner.figures import UNKNOWN, figure_of, number
 from meshrunner.runner.rundir import StepRow, Tail, is_count
-from meshrunner.runner.rundir.files import EVENTS
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -55,7 +54,7 @@ class ProgressLine:
         from rich.live import Live
 
         self.steps = steps
-        self.tail = Tail(run_dir / EVENTS)
+        self.tail = Tail(run_dir)
         self.tail.read()
         self.slow = Slow()
         self.console = console()

@@ -34,10 +34,10 @@ class StepRow(dict[str, float | None]):
 
 
 class Tail:
-    """Reader of an events.jsonl file to which a run is still appending rows. Damaged lines are skipped."""
+    """Reader of the events.jsonl to which a run is still appending rows. Damaged lines are skipped."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / EVENTS
         self._offset = 0
         self._rest = b""
 
@@ -85,7 +85,7 @@ def read_events(run_dir: Path) -> list[StepRow]:
     If a run resumes from the checkpoint of step 10, the new row of step 11 replaces the old rows of steps 11, 12, ...
     """
     rows: list[StepRow] = []
-    for row in Tail(run_dir / EVENTS).read():
+    for row in Tail(run_dir).read():
         while rows and rows[-1].step >= row.step:
             rows.pop()
         rows.append(row)

@@ -16,7 +16,6 @@ from meshrunner.runner.console import one_line
 from meshrunner.runner.figures import UNKNOWN
 from meshrunner.runner.launch.progress import PROGRESS, RECENT, progress_cells, run_table
 from meshrunner.runner.rundir import FINAL, StepRow, Tail, read_state
-from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.sweep.tally import Tally
 
 REDRAW_S = 1.0
@@ -29,7 +28,7 @@ class _Running:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.steps = glance(run_dir).config.get("steps")
-        self.tail = Tail(run_dir / EVENTS)
+        self.tail = Tail(run_dir)
         self.tail.read()  # skip the rows of earlier attempts
         self.rows: list[StepRow] = []
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from meshrunner.runner.rundir import FINAL, StepRow, Summary, Tail, read_state, read_status
-from meshrunner.runner.rundir.files import EVENTS, SUMMARY, is_run, is_sweep
+from meshrunner.runner.rundir.files import SUMMARY, is_run, is_sweep
 from meshrunner.runner.trackers.base import Tracker, tracker_of
 from meshrunner.runner.trackers.description import RunRecord, SweepRecord, update_tracking
 
@@ -30,7 +30,7 @@ class RowBuffer:
     """
 
     def __init__(self, run_dir: Path, attempt: int) -> None:
-        self._tail = Tail(run_dir / EVENTS)
+        self._tail = Tail(run_dir)
         self._attempt = attempt
         self._held: dict[int, StepRow] = {}  # rows by step, in ascending order
         self._last_step = 0  # the last step of this attempt

@@ -105,7 +105,7 @@ def test_a_reader_takes_the_last_row_of_a_step_and_survives_damage(tmp_path: Pat
 
 def test_a_tail_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    tail = Tail(path)
+    tail = Tail(tmp_path)
     assert tail.read() == []
     text = json.dumps(row(1))
     path.write_text(text[:10])
