@@ -187,8 +187,8 @@ def predicted(plan: PlanRecord) -> Summary:
 
 
 def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:
-    """Add predictions, figures from events.jsonl, and the keys in `facts` to the summary.json that workers wrote. Return it."""
-    rows, layouts = read_events(run_dir), read_layouts(run_dir)
+    """Add predictions, figures from events.jsonl and `facts` (other keys) to the workers' summary.json. Return the summary."""
+    rows, layouts = read_events(run_dir), Layouts.read(run_dir / LAYOUTS).layouts
     summary = Summary.read(run_dir / SUMMARY) | predicted(PlanRecord.read(run_dir / PLAN))
     summary |= summarise(rows, measure_after, status.started, status.attempt, layouts)
     summary = only_of_completed(summary, status.state) | facts | {"state": status.state, "reason": status.reason}
@@ -199,14 +199,9 @@ def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: An
 def add_layout(run_dir: Path, attempt: int, config: dict[str, Any], facts: dict[str, Any]) -> None:
     """Record an attempt's layout, unless it equals the last recorded layout. `facts`: other settings, such as `device`."""
     settings = affecting(flatten(config), Affects.SPEED) | facts
-    known = read_layouts(run_dir)
+    known = Layouts.read(run_dir / LAYOUTS).layouts
     if not known or known[-1].settings != settings:
         Layouts(layouts=[*known, Layout(attempt=attempt, settings=settings)]).write(run_dir / LAYOUTS)
-
-
-def read_layouts(run_dir: Path) -> list[Layout]:
-    """Return the recorded layouts in order, or [] if layouts.json is missing or damaged."""
-    return Layouts.read(run_dir / LAYOUTS).layouts
 
 
 def split_by_layout(

@@ -22,7 +22,8 @@ from meshrunner.runner.compare.keys import MEASURED
 from meshrunner.runner.config import resumable
 from meshrunner.runner.config.experiment import Experiment, Sweep
 from meshrunner.runner.config.hydra import no_effect
-from meshrunner.runner.rundir.summary import add_layout, read_layouts
+from meshrunner.runner.rundir.files import LAYOUTS
+from meshrunner.runner.rundir.summary import Layouts, add_layout
 from meshrunner.runner.trackers.description import settings
 from tests.composed import experiment
 
@@ -68,7 +69,7 @@ def places(key: str, kind: str, folder: Path) -> tuple[bool, bool, bool, bool]:
     add_layout(folder, 1, nested, {})
     return (
         key in affecting(flat, MEASURED),
-        key in read_layouts(folder)[0].settings,
+        key in Layouts.read(folder / LAYOUTS).layouts[0].settings,
         key in settings(nested),
         not affected_by(key, flat) & resumable.STAY_THE_SAME,
     )

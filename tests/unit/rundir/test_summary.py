@@ -14,8 +14,9 @@ import pytest
 from meshrunner.runner.compare.cells import layout_remarks
 from meshrunner.runner.launch.report import row_cells
 from meshrunner.runner.rundir.events import StepRow, Tail, read_events
+from meshrunner.runner.rundir.files import LAYOUTS
 from meshrunner.runner.rundir.states import Status
-from meshrunner.runner.rundir.summary import Summary, add_layout, read_layouts, relative_error, summarise, write_summary
+from meshrunner.runner.rundir.summary import Layouts, Summary, add_layout, relative_error, summarise, write_summary
 
 
 def row(step: int, attempt: int = 1, wps: float = 100.0, time: float = 0.0) -> StepRow:
@@ -134,7 +135,7 @@ def test_figures_are_of_the_last_layout(tmp_path: Path) -> None:
     rows = [row(step, attempt=1 + (step > 10), wps=2000.0 if step <= 10 else 6000.0 + step) for step in range(1, 21)]
     add_layout(tmp_path, 1, CONFIG, {"world_size": 1})
     add_layout(tmp_path, 2, other(launch={"workers": 2, "port": 1}, steps=20), {"world_size": 2})
-    found = summarise(rows, measure_after=2, started=0.0, attempt=2, layouts=read_layouts(tmp_path))
+    found = summarise(rows, measure_after=2, started=0.0, attempt=2, layouts=Layouts.read(tmp_path / LAYOUTS).layouts)
     assert found.figures["perf/wps_median"] == 6016.5, "the first two steps after the checkpoint do not count, either"
     assert (found.figures["perf/wps_p10"] or 0) > 6000
     settings = {"launch.workers": 1, "world_size": 1}
@@ -146,7 +147,7 @@ def test_a_layout_under_which_no_step_was_done_does_not_count(tmp_path: Path) ->
     add_layout(tmp_path, 1, CONFIG, {"world_size": 1})
     add_layout(tmp_path, 2, CONFIG, {"world_size": 2})
     rows = [row(step) for step in range(1, 6)]
-    found = summarise(rows, measure_after=2, started=0.0, attempt=2, layouts=read_layouts(tmp_path))
+    found = summarise(rows, measure_after=2, started=0.0, attempt=2, layouts=Layouts.read(tmp_path / LAYOUTS).layouts)
     assert found.figures["perf/wps_median"] == 100.0 and found.earlier_layouts == []
     assert found.measured_steps == 3
 
@@ -154,14 +155,14 @@ def test_a_layout_under_which_no_step_was_done_does_not_count(tmp_path: Path) ->
 def test_more_steps_and_another_tracker_are_no_other_layout(tmp_path: Path) -> None:
     add_layout(tmp_path, 1, CONFIG, {"world_size": 1})
     add_layout(tmp_path, 2, other(steps=20, tracker={"kind": "none"}), {"world_size": 1})
-    assert len(read_layouts(tmp_path)) == 1
+    assert len(Layouts.read(tmp_path / LAYOUTS).layouts) == 1
 
 
 def test_a_layout_that_is_not_on_record_is_not_mixed_in(tmp_path: Path) -> None:
     """A run that an older version began."""
     add_layout(tmp_path, 2, CONFIG, {"world_size": 1})
     rows = [row(step, attempt=1 + (step > 3), wps=float(step)) for step in range(1, 8)]
-    found = summarise(rows, measure_after=0, started=0.0, attempt=2, layouts=read_layouts(tmp_path))
+    found = summarise(rows, measure_after=0, started=0.0, attempt=2, layouts=Layouts.read(tmp_path / LAYOUTS).layouts)
     assert found.figures["perf/wps_median"] == 5.5
     assert "an unrecorded layout" in layout_remarks(found)[0]
 
@@ -171,7 +172,7 @@ def test_a_layout_that_is_not_on_record_is_not_mixed_in(tmp_path: Path) -> None:
 )
 def test_damaged_layouts_are_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "layouts.json").write_text(text)
-    assert read_layouts(tmp_path) == []
+    assert Layouts.read(tmp_path / LAYOUTS).layouts == []
 
 
 @pytest.mark.parametrize("state", ["failed", "oom", "interrupted"])
