@@ -1,9 +1,9 @@
 """Format the help texts of the command line: the list of verbs (subcommands such as `plan`), and a page for each verb."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from meshrunner.runner.commands.command_table import COMMANDS
-from meshrunner.runner.commands.declaration import Command, Flag
+from meshrunner.runner.commands.declaration import Command
 from meshrunner.runner.console import in_two_columns, paragraph
 
 OVERRIDES = "key=value or group=option; +key=value adds a key, ~key removes one; with -m, key=a,b tries both values"
@@ -40,9 +40,9 @@ def describe(command: Command) -> str:
     arguments += [(argument.metavar, argument.help) for argument in command.arguments]
     if arguments:
         parts.append(f"arguments:\n{in_two_columns(arguments)}")
-    parts.append(f"options:\n{_options(option for option in command.options if not option.hydra)}")
-    if command.overrides:
-        parts.append(f"options of Hydra:\n{_options(option for option in command.options if option.hydra)}")
+    for title, hydra in (("options", False), ("options of Hydra", True)):
+        if options := [(each.synopsis, each.help) for each in command.options if each.hydra == hydra]:
+            parts.append(f"{title}:\n{in_two_columns(options)}")
     if command.examples:
         parts.append("\n".join(["examples:", *(f"  meshrunner {example}" for example in command.examples)]))
     if command.executes:
@@ -61,10 +61,6 @@ def usage_lines(command: Command) -> Iterator[str]:
         options = " [OPTIONS]" if command.own_options else ""
         yield f"{begin} meshrunner {command.verb} {form.strip()}".rstrip() + options
         begin = " " * len(begin)
-
-
-def _options(options: Iterable[Flag]) -> str:
-    return in_two_columns((option.synopsis, option.help) for option in options)
 
 
 def _exit_statuses(meanings: dict[int, str]) -> str:
