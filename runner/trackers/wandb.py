@@ -23,7 +23,6 @@ COMPARISON = "comparison"
 """Job type of the W&B run that holds a sweep's comparison table, and the table's key in this W&B run."""
 NO_CHART = ("train/tokens", "step", "time", "attempt", "profiled")
 """Keys of a row of events.jsonl for which W&B draws no chart."""
-Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class Wandb(Tracker):
@@ -39,7 +38,7 @@ class Wandb(Tracker):
     """W&B group; null: the title of the run's sweep (`2026-01-31 14:05 parallelism x lr`), or no group for a single run."""
     job_type: str | None = "train"
     """W&B job type of the run."""
-    tags: list[Tag] = []
+    tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = []
     """Additional tags. A run always has a tag for each option that is not its group's default, such as `parallelism=fsdp1`."""
     name: str | None = None
     """Name of the W&B run; null: name of the run directory."""
