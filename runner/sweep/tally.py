@@ -134,6 +134,5 @@ class RunLines(Tally):
             return f"run {self.done}"
         parts = [f"{self.done} of {self.total}", self.left]
         if self.fastest:
-            fastest = self.fastest == run_dir
-            parts.append("the fastest so far" if fastest else f"fastest {self.label(self.fastest)}")
+            parts.append("the fastest so far" if self.fastest == run_dir else f"fastest {self.label(self.fastest)}")
         return ", ".join(filter(None, parts))
