@@ -47,8 +47,7 @@ class Cell(NamedTuple):
 
 
 def by(comparison: Comparison, keys: str | None = None) -> Comparison:
-    """Divide the rows of a comparison into cells by `keys` (separated by commas). If `keys` is None, use `sweep.best_by`.
-    Raise ConfigError if a key is unknown."""
+    """Divide a comparison into cells by `keys` (separated by commas) or `sweep.best_by`. Raise ConfigError for an unknown key."""
     if keys is None:
         option = "sweep.best_by"
         given = next((run.sweep.get(option.partition(".")[2]) for run in comparison.runs if run.sweep), None) or []

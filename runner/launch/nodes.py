@@ -64,8 +64,7 @@ def only_this_node(nodes: int) -> None:
 
 
 def workers_of_sweep(experiment: Experiment) -> int:
-    """Return the number of workers per node for one run of a sweep, on this machine or in a SLURM allocation.
-    Raise Incompatible if the run needs more nodes than the sweep has."""
+    """Return the workers per node for a run of a sweep. Raise Incompatible if the run needs more nodes than the sweep has."""
     if experiment.launch.nodes_used > allocated_nodes():
         only_this_node(experiment.launch.nodes_used)
     return node_devices(experiment).workers

@@ -80,10 +80,7 @@ def last_rows(run_dir: Path, count: int) -> list[StepRow]:
 
 
 def read_events(run_dir: Path) -> list[StepRow]:
-    """Return one row per step of a run, ordered by step.
-
-    If a run resumes from the checkpoint of step 10, the new row of step 11 replaces the old rows of steps 11, 12, ...
-    """
+    """Return one row per step, in order. After a resume from step 10, the new row of step 11 replaces old rows 11, 12, ..."""
     rows: list[StepRow] = []
     for row in Tail(run_dir).read():
         while rows and rows[-1].step >= row.step:

@@ -97,7 +97,7 @@ def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Jobs |
 
 @contextmanager
 def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
-    """Undo Hydra's changes to the sweep directory, unless the sweep has written runs or `meshrunner tune` has begun to search."""
+    """Undo Hydra's changes to the sweep directory, unless the sweep has written runs or a search has begun."""
     record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
     before = record.read_bytes() if record.is_file() else None
     since = placed.stat().st_mtime_ns if placed.exists() else None

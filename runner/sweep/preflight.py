@@ -1,7 +1,4 @@
-"""Predicts the memory and speed of a sweep's runs before the first run starts (`sweep.preflight`).
-
-If the prediction of a run fails or takes too long, the run starts anyway.
-"""
+"""Predicts the memory and speed of runs before they start (`sweep.preflight`). A run without a prediction starts anyway."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -99,8 +99,7 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 
 def _known(row: Row, figure: Figure) -> bool:
-    """Return whether charts show a figure of a row. Hide figures of crashed runs, and predictions for runs that do not fit,
-    because such figures are not comparable."""
+    """Return whether charts show a figure of a row. Speeds of crashed runs and of runs that do not fit are not comparable."""
     shown = row.completed or (figure.key.startswith(PREDICTION) and row.counted[0].summary.verdict in FITTING)
     return bool(shown) and figure.values(row.summaries)[0] is not None
 

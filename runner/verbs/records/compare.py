@@ -10,8 +10,7 @@ from meshrunner.runner.verbs.records.fail_if import checked, figures, parsed
 
 
 def compare(arguments: list[str]) -> int:
-    """Compare runs and print the result. Return 3 if a rule of --fail-if fails, else 0. Raise ConfigError if arguments are
-    invalid or a directory has no runs."""
+    """Compare runs and print the result. Return 3 if a rule of --fail-if fails, else 0. Wrong arguments raise ConfigError."""
     given = parse("compare", arguments)
     rules = [parsed(each) for each in given.fail_if]
     if given.strict and not rules:
