@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core.core_schema import CoreSchema, ModelSchema
+from pydantic_core.core_schema import ModelSchema
 
 from meshrunner.recipes.option import Option, Section
 
@@ -83,9 +83,8 @@ class _Generator(GenerateJsonSchema):
         for name in sorted(base.kinds):
             option = base.resolve(name)
             option.model_rebuild()
-            core: CoreSchema = option.__pydantic_core_schema__
             condition = {"properties": {"kind": {"const": name}}, "required": ["kind"]}
-            chosen.append({"if": condition, "then": self.generate_inner(core)})
+            chosen.append({"if": condition, "then": self.generate_inner(option.__pydantic_core_schema__)})
         own = {"type": "string", "pattern": OWN_CLASS, "description": "Your own class: package.module:Class."}
         kind = {"description": documentation(base)["kind"], "anyOf": [{"enum": sorted(base.kinds)}, own]}
         return {"type": "object", "properties": {"kind": kind}, "required": ["kind"], "allOf": chosen}
