@@ -27,9 +27,8 @@ def answered(composer: Composer) -> bool:
         keys = [*own, *(launcher_keys() if chosen.get(shipped.LAUNCHER) == "slurm" else ())]
         parts += explain.explain_configuration(config | {"hydra": hydra}, keys, chosen)
         for group, about in ABOUT.items():
-            if group == shipped.SPACE and composer.verb != "tune":
-                continue
-            parts.append(f"{group}: {about}\n{in_two_columns([('options:', ', '.join(shipped.options(group)))])}")
+            if group != shipped.SPACE or composer.verb == "tune":
+                parts.append(f"{group}: {about}\n{in_two_columns([('options:', ', '.join(shipped.options(group)))])}")
         values = [(key, value_at({"hydra": hydra}, key)) for key in LISTED]
         parts.append(in_two_columns(((f"{key} = {catalog.in_yaml(value)}", HYDRA[key]) for key, value in values), 0))
         say("\n\n".join(parts))
