@@ -208,11 +208,9 @@ def split_by_layout(
     rows: Sequence[StepRow], layouts: Sequence[Layout]
 ) -> tuple[Sequence[StepRow], list[EarlierLayout]]:
     """Return the rows under the last layout, and an EarlierLayout for each earlier layout. Ignore layouts without rows."""
-
-    def place(row: StepRow) -> int:
-        return sum(layout.attempt <= row.attempt for layout in layouts)  # 0: the layout was not recorded
-
-    groups = [(number, list(each)) for number, each in groupby(rows, key=place)]
+    # The key is the number of the layout, or 0 if the layout was not recorded.
+    by_layout = groupby(rows, key=lambda row: sum(layout.attempt <= row.attempt for layout in layouts))
+    groups = [(number, list(each)) for number, each in by_layout]
     if len(groups) < 2:
         return rows, []
     last, current = groups.pop()
