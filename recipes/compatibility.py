@@ -1,7 +1,6 @@
 """A table of the combinations of options that cannot work, with the reason and an alternative for each combination. The table
 leaves one check to `Parallelism.degrees`: whether the degrees of parallelism fit the number of devices."""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ class Conflict(NamedTuple):
 
 TABLE = [
     Conflict(
-        when=lambda r, p, d: p.kind == "single" and math.prod(d) > 1,
+        when=lambda r, p, d: p.kind == "single" and d.devices > 1,
         where="parallelism",
         reason="single trains on one device",
         instead="launch.workers=1, or parallelism=fsdp2",
@@ -103,10 +102,12 @@ TABLE = [
     ),
     Conflict(
         when=lambda r, p, d: (
-            max(d.tensor, p.expert) > 1 and r.compile.is_partitioned and r.activation_checkpoint.kind == "memory_budget"
+            max(d.tensor, p.expert, d.context) > 1
+            and r.compile.is_partitioned
+            and r.activation_checkpoint.kind == "memory_budget"
         ),
         where="activation_checkpoint",
-        reason="torch's knapsack partitioner cannot handle the process groups in a tensor-parallel or expert-parallel block",
+        reason="torch's knapsack partitioner cannot handle blocks with process groups of tensor, expert or context parallelism",
         instead="activation_checkpoint=selective_op",
     ),
     Conflict(
@@ -170,6 +171,12 @@ TABLE = [
         where="seq_len",
         reason="sequence parallelism splits every sequence evenly, but parallelism.tensor does not divide seq_len",
         instead="parallelism.sequence_parallel=false, or a seq_len that is a multiple of parallelism.tensor",
+    ),
+    Conflict(
+        when=lambda r, p, d: d.context > 1 and r.seq_len % p.sequence_pieces > 0,
+        where="seq_len",
+        reason="context parallelism cuts sequences into 2 x context (allgather) or context (ulysses) x tensor equal pieces",
+        instead="a seq_len that is a multiple of the number of pieces",
     ),
     Conflict(
         when=lambda r, p, d: p.expert > 1 and not isinstance(p, FSDP2),

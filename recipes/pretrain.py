@@ -31,11 +31,12 @@ from meshrunner.recipes.errors import TooLarge
 from meshrunner.recipes.loss.base import cross_entropy
 from meshrunner.recipes.meter import Meter
 from meshrunner.recipes.model.base import clean_name
+from meshrunner.recipes.model.context import split_sequences
 from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.recipes.model.network import Network, network_of
 from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm
 from meshrunner.recipes.optim.optimizer import step_if_finite
-from meshrunner.recipes.parallelism.mesh import build_mesh, data_groups, split_model
+from meshrunner.recipes.parallelism.mesh import build_mesh, context_group, data_groups, place, split_model
 from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.recipes.stop import stop_agreement
@@ -51,7 +52,9 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
     # 1. Build on meta, where any model fits. Float8 replaces linear layers before anything refers to them.
     network = recipe.model.on_meta(recipe.seq_len)
     recipe.precision.convert(network)
-    # 2. Tensor or expert parallelism. Its plan uses module names, which later wrappers change.
+    # 2. Context, tensor or expert parallelism. Their plans use module names, which later wrappers change.
+    if layout.context > 1:
+        split_sequences(network, context_group(mesh, layout), layout.context_method, recipe.seq_len)
     tensor_parallel = split_model(network, mesh, layout)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     # 3. The wrap plan also uses module names, so it precedes the checkpoint wrappers.
@@ -163,9 +166,10 @@ def prepare(
         sequences,
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
-        rank=mesh.get_rank() // degrees.tensor,
+        rank=place(mesh, degrees)[0],
         ranks=degrees.data,
         device=device,
+        own=network_of(model).own,
         first_step=done + 1,
         shift=consumed.sequences - done * global_batch,
     )

@@ -1,6 +1,7 @@
 """Micro batches of one data-parallel rank, prefetched during the previous step."""
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, Queue
 
@@ -10,6 +11,12 @@ from torch import Tensor
 from meshrunner.recipes.data.base import Sequences
 
 Batches = list[tuple[Tensor, Tensor]]
+Part = Callable[[Tensor, int], Tensor]
+"""(tensor with all tokens of sequences, the dimension of the tokens) -> the tokens that this rank holds."""
+
+
+def all_tokens(x: Tensor, dim: int) -> Tensor:
+    return x
 
 
 class Loader:
@@ -28,6 +35,7 @@ class Loader:
         rank: int,
         ranks: int,
         device: torch.device,
+        own: Part = all_tokens,
         first_step: int = 1,
         shift: int = 0,
     ) -> None:
@@ -37,7 +45,7 @@ class Loader:
         self._micro_batch = micro_batch
         self._rows = global_batch // ranks
         self._offset = shift + rank * self._rows
-        self._device = device
+        self._device, self._own = device, own
         self._ready: Queue[Tensor | Exception] = Queue(maxsize=1)
         self._closed = False
         self._thread = threading.Thread(target=self._prefetch, args=(first_step,), daemon=True, name="loader")
@@ -52,7 +60,7 @@ class Loader:
             self._ready.put(ready)  # for later calls, because the thread has ended
             raise ready
         rows = ready.to(self._device, non_blocking=True)  # asynchronous from pinned memory, on the step's stream
-        return micro_batches(rows, self._micro_batch)
+        return micro_batches(rows, self._micro_batch, self._own)
 
     def close(self) -> None:
         """Stop the thread and wait for it at most 1 s. If it runs longer, it ends with the process, because it is a daemon."""
@@ -77,7 +85,10 @@ class Loader:
         return rows.pin_memory()
 
 
-def micro_batches(rows: Tensor, micro_batch: int) -> Batches:
-    """Split sequences, [rows, seq_len + 1], into micro batches: pairs (tokens, targets), each [micro_batch, seq_len]."""
+def micro_batches(rows: Tensor, micro_batch: int, own: Part = all_tokens) -> Batches:
+    """Split sequences, [rows, seq_len + 1], into micro batches: pairs (tokens, targets), each [micro_batch, seq_len].
+
+    With context parallelism, `own` returns this rank's part of the tokens, so the results have fewer columns.
+    """
     parts = rows.view(-1, micro_batch, rows.shape[1])
-    return [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in parts]
+    return [(own(part[:, :-1], 1).contiguous(), own(part[:, 1:], 1).contiguous()) for part in parts]

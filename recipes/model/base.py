@@ -81,6 +81,10 @@ class Model(Option):
         """Return the reasons why this model's experts cannot be spread over `expert` devices, or [] if they can."""
         return [] if expert == 1 else ["parallelism.expert: this model has no experts; use parallelism.expert=1"]
 
+    def context_problems(self, context: int, tensor: int, method: str) -> list[str]:
+        """Return the reasons why `context` devices (more than 1) cannot share this model's sequences, or [] if they can."""
+        return ["parallelism.context: this model cannot mix the tokens of several devices; use parallelism.context=1"]
+
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
         """Return a message for each width that grouped matmuls reject, such as `dim`. tensor: tensor-parallel degree."""
         return []

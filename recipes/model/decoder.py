@@ -186,6 +186,21 @@ class Decoder(Model):
             return []
         return [f"parallelism.expert({expert}) does not divide model.experts.number({self.routed.number})"]
 
+    def context_problems(self, context: int, tensor: int, method: str) -> list[str]:
+        found = []
+        if self.routed is not None and self.routed.balance == "sequence_loss":
+            found.append(
+                "model.experts.balance: sequence_loss needs all tokens of a sequence, but parallelism.context splits sequences; "
+                "use bias or none, or parallelism.context=1"
+            )
+        heads, key_heads = self.n_heads // tensor, max(1, self.n_kv_heads // tensor)
+        if method == "ulysses" and (heads % context or (key_heads % context and context % key_heads)):
+            found.append(
+                f"parallelism.context_method: ulysses divides the heads of a device among {context} devices, but {heads} query "
+                f"heads and {key_heads} key heads cannot be divided; use allgather, or another parallelism.context"
+            )
+        return found
+
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
         if self.routed is None:
             return []

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
     from meshrunner.recipes.loss.base import LossFunction
+    from meshrunner.recipes.model.context import Context
 
 
 class Network(nn.Module):
@@ -25,6 +26,8 @@ class Network(nn.Module):
 
     uses_rng: ClassVar[bool] = False
     """Whether forward draws random numbers, for example for dropout."""
+    context: Context | None = None
+    """The ranks that share this rank's sequences; None if it has whole sequences. Modules that mix tokens have one, too."""
     loads: Loads | None = None
     """Counter of the tokens routed to each expert since the last optimizer step; None if the network has no experts."""
     expert_mesh: DeviceMesh | None = None
@@ -85,6 +88,14 @@ class Network(nn.Module):
 
     def reset_buffers(self) -> None:
         """Compute the values of all buffers. During the call, torch's default device is the network's device."""
+
+    def whole(self, x: Tensor, dim: int) -> Tensor:
+        """Return a tensor with all positions along `dim` from one with this rank's positions."""
+        return x if self.context is None else self.context.whole(x, dim)
+
+    def own(self, x: Tensor, dim: int) -> Tensor:
+        """Return the part with this rank's positions of a tensor with all positions along `dim`."""
+        return x if self.context is None else self.context.own(x, dim)
 
     def observe(self, key: str, value: Tensor) -> None:
         """Record a metric (0-d) of this forward pass. events.jsonl stores the mean over all passes of a step and all ranks."""

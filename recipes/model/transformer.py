@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from meshrunner.recipes.model.network import ONES, Initial, Network, TruncatedNormal
 
 if TYPE_CHECKING:
+    from meshrunner.recipes.model.context import Context
     from meshrunner.recipes.model.decoder import Decoder, RopeScaling
     from meshrunner.recipes.model.tensor_plan import TensorPlan
 
@@ -96,8 +97,16 @@ def lacks_grouped_kernel(query: Tensor) -> bool:
     return query.is_cuda and query.dtype == torch.float32
 
 
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, grouped: bool) -> Tensor:
+    """Attend within each sequence, [batch, heads, seq, head_dim]. grouped: whether each key head serves several query heads."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention (Ainslie et al. 2023), with or without rotary position embeddings."""
+
+    context: Context | None = None
+    """See `Network.context`."""
 
     def __init__(self, config: Decoder) -> None:
         super().__init__()
@@ -120,7 +129,8 @@ class Attention(nn.Module):
         if grouped and lacks_grouped_kernel(q):
             k, v = (t.repeat_interleave(self.queries_per_key, dim=1) for t in (k, v))
             grouped = False
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        attend = causal_attention if self.context is None else self.context.attend
+        out = attend(q, k, v, grouped=grouped)
         return self.wo(out.transpose(1, 2).flatten(2))  # [batch, seq, dim]
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
@@ -165,7 +175,9 @@ class Block(nn.Module):
 class Transformer(Network):
     """Embedding, blocks, norm, output projection."""
 
-    rope: Tensor | None
+    rope: Tensor | None = None
+    """Rows of `rope_table` for this rank's positions, set by `reset_buffers`. It is not a buffer, because DDP would broadcast it
+    before every forward pass, also to ranks with other positions."""
 
     def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module] | None = None) -> None:
         """Build the network. blocks: the repeated modules; default: one `Block` with a dense feed-forward network per layer."""
@@ -178,8 +190,6 @@ class Transformer(Network):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.tie_weights()
-        rope = None if config.rope_theta is None else torch.empty(seq_len, 2, config.head_dim)
-        self.register_buffer("rope", rope, persistent=False)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         x = in_compute_dtype(self.tok_embeddings(tokens))
@@ -191,7 +201,10 @@ class Transformer(Network):
 
     def positions(self, tokens: Tensor) -> Tensor | None:
         """Return the rotary table's rows for the tokens' positions, [seq, 2, head_dim]; None if positions are not encoded."""
-        return None if self.rope is None else self.rope[: tokens.shape[1]]
+        if self.config.rope_theta is None:
+            return None
+        assert self.rope is not None, "reset_buffers was not called"
+        return self.rope[: tokens.shape[1]]
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> TensorPlan:
         """Return the plan that splits the vocabulary and every module that has a method `styles`."""
@@ -237,5 +250,6 @@ class Transformer(Network):
 
     def reset_buffers(self) -> None:
         c = self.config
-        if self.rope is not None and c.rope_theta is not None:
-            self.rope.copy_(rope_table(c.head_dim, self.seq_len, c.rope_theta, c.rope_scaling, self.rope.device))
+        if c.rope_theta is not None:
+            device = torch.get_default_device()
+            self.rope = self.own(rope_table(c.head_dim, self.seq_len, c.rope_theta, c.rope_scaling, device), 0)

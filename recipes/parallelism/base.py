@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects, AutoCount, Count, Option, whole
@@ -26,16 +25,34 @@ if TYPE_CHECKING:
 
 
 class Degrees(NamedTuple):
-    """Number of devices along each mesh dimension. The product of the degrees is the total number of devices."""
+    """Number of devices along each mesh dimension, outermost first."""
 
     replicate: int
     shard: int
     tensor: int
+    context: int = 1
+    """Number of ranks that hold different parts of the same sequences. These ranks are neighbours in the dimension `shard`, which
+    includes them, or in `replicate` if nothing is sharded. They hold the same weights, or different shards of them."""
+
+    @property
+    def devices(self) -> int:
+        return self.replicate * self.shard * self.tensor
 
     @property
     def data(self) -> int:
-        """Number of data-parallel ranks. Each rank trains on a different slice of the global batch."""
-        return self.replicate * self.shard
+        """Number of data-parallel ranks that train on different sequences of the global batch."""
+        return self.replicate * self.shard // self.context
+
+    @property
+    def without_context(self) -> tuple[int, int]:
+        """The degrees `replicate` and `shard` without the context ranks that they include."""
+        if self.shard % self.context:
+            return self.replicate // self.context, self.shard
+        return self.replicate, self.shard // self.context
+
+    def unsharded(self) -> Self:
+        """Return the degrees of a layout in which each device of `shard` is a replica instead."""
+        return self._replace(replicate=self.replicate * self.shard, shard=1)
 
 
 class Parallelism(Option):
@@ -61,14 +78,19 @@ class Parallelism(Option):
     """Whether backward all-gathers a unit once per forward call, and embeddings never. If false: a unit once per micro batch."""
 
     shard: AutoCount
-    """Devices that parameters, gradients and optimizer state are sharded over. auto: all devices / (replicate x tensor)."""
+    """Devices that parameters, gradients and optimizer state are sharded over. auto: devices / (replicate x context x tensor)."""
     replicate: Count
     """Replicas of the model, each sharded over `shard` devices."""
     tensor: Count
     """Devices that each matmul is split over."""
+    context: Count = 1
+    """Devices that each sequence is split over. Weights are sharded over these devices, too."""
+    context_method: Literal["allgather", "ulysses"] = "allgather"
+    """How attention reads the tokens of other `context` devices. allgather: gather keys and values. ulysses: exchange tokens
+    for heads."""
     expert: Count = 1
-    """Devices among which the experts of a block are divided. The devices exchange tokens in all-to-alls. `shard` must be a
-    multiple of `expert`, because each expert is sharded over shard / expert devices. 1: a device has a shard of every expert."""
+    """Devices among which the experts of a block are divided. The devices exchange tokens. Each expert is sharded over
+    shard / expert devices."""
     sequence_parallel: bool
     """Whether to shard the residual stream along the sequence over the `tensor` devices."""
     loss_parallel: bool
@@ -77,12 +99,18 @@ class Parallelism(Option):
         int | Literal["auto", "always", "never", "except_last"], whole("auto", *RESHARD, at_least=2)
     ]
     """Whether to free a unit's unsharded parameters after forward and all-gather them again in backward. except_last: free
-    all units except the last block, which backward needs immediately. A number N: after forward, a device keeps 1/N of the unit.
+    all units except the last block, which backward needs immediately. A number N: keep 1/N of a unit.
     auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
     """Time at which FSDP reduces gradients. reduce: after every micro batch, so a device stores only a shard of the gradients
     (FSDP2's replicas all-reduce shards once per step). hold: after the last micro batch, so a device stores unsharded gradients
-    until then (FSDP1: in the compute dtype). `show` prints the size of the unsharded gradients. DDP never shards gradients."""
+    until then (FSDP1: in the compute dtype). DDP never shards gradients."""
+
+    @property
+    def sequence_pieces(self) -> int:
+        """Number of equal pieces into which context parallelism cuts a sequence, including those of sequence parallelism."""
+        chunks = self.context * (2 if self.context_method == "allgather" else 1)
+        return chunks * (self.tensor if self.sequence_parallel else 1)
 
     @property
     def units_ahead(self) -> int:
@@ -113,20 +141,18 @@ class Parallelism(Option):
         """Return the degrees, with `shard: auto` resolved. Raise ConfigError if they do not fit `nodes` x `workers` devices."""
         world = nodes * workers
         have = f"launch.nodes({nodes}) x launch.workers({workers}) = {world}"
-        others = self.replicate * self.tensor
+        others = self.replicate * self.context * self.tensor
+        context = f" x context({self.context})" if self.context > 1 else ""
+        given = f"replicate({self.replicate}){context} x tensor({self.tensor})"
         if self.shard == "auto" and world % others:
-            raise ConfigError(
-                f"parallelism: replicate({self.replicate}) x tensor({self.tensor}) = {others} does not divide {have}"
-            )
-        degrees = Degrees(self.replicate, world // others if self.shard == "auto" else self.shard, self.tensor)
-        if math.prod(degrees) != world:
-            raise ConfigError(
-                f"parallelism: shard({self.shard}) x replicate({self.replicate}) x tensor({self.tensor}) = "
-                f"{math.prod(degrees)}, but {have}"
-            )
+            raise ConfigError(f"parallelism: {given} = {others} does not divide {have}")
+        shard = world // others if self.shard == "auto" else self.shard
+        degrees = Degrees(self.replicate, shard * self.context, self.tensor, self.context)
+        if degrees.devices != world:
+            raise ConfigError(f"parallelism: shard({self.shard}) x {given} = {degrees.devices}, but {have}")
         if degrees.shard % self.expert:
             raise ConfigError(
-                f"parallelism: expert({self.expert}) does not divide shard({degrees.shard}); use a divisor"
+                f"parallelism: expert({self.expert}) does not divide shard({shard}){context}; use a divisor"
             )
         reshard = self.reshard_after_forward
         if isinstance(reshard, int) and (degrees.shard % reshard or reshard >= degrees.shard):

@@ -33,8 +33,7 @@ class DDP(Parallelism):
             raise ConfigError(
                 f"parallelism.shard: ddp does not shard, but shard is {self.shard}; use shard=auto or parallelism=fsdp2"
             )
-        found = super().degrees(nodes, workers)
-        return Degrees(found.data, 1, found.tensor)
+        return super().degrees(nodes, workers).unsharded()
 
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser

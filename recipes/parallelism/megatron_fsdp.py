@@ -81,8 +81,7 @@ class MegatronFSDP(Parallelism):
             raise ConfigError(
                 f"parallelism.shard: zero=0 does not shard, but shard is {self.shard}; use shard=auto, or zero=1, 2 or 3"
             )
-        found = super().degrees(nodes, workers)
-        return Degrees(found.data, 1, found.tensor)
+        return super().degrees(nodes, workers).unsharded()
 
     def reshard(self, shard: int) -> Reshard:
         return "always" if self.zero == 3 else "never"

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
     """Return the sizes of the mesh dimensions, outermost first. `shard` is always included, because a mesh needs a dimension."""
-    return {name: size for name, size in degrees._asdict().items() if size > 1 or name == "shard"}
+    sizes = {"replicate": degrees.replicate, "shard": degrees.shard, "tensor": degrees.tensor}
+    return {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
 
 
 def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
@@ -36,6 +37,19 @@ def named_mesh(device_type: str, dims: dict[str, int]) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
+
+
+def place(mesh: DeviceMesh, degrees: Degrees) -> tuple[int, int]:
+    """Return this rank's number among the ranks with different sequences, and its number among those that share its sequences."""
+    return divmod(mesh.get_rank() // degrees.tensor, degrees.context)
+
+
+def context_group(mesh: DeviceMesh, layout: Parallelism) -> ProcessGroup:
+    """Return the group of the ranks that share this rank's sequences."""
+    # FSDP needs shard x context as one dimension, so the context is a dimension of another mesh over the same ranks.
+    data = mesh.size() // (layout.context * layout.tensor)
+    dims = {"data": data, "context": layout.context, "tensor": layout.tensor}
+    return named_mesh(mesh.device_type, dims).get_group("context")
 
 
 def replicas(mesh: DeviceMesh) -> int:

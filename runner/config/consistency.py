@@ -19,6 +19,8 @@ def fit(experiment: Experiment, workers: int) -> None:
     """Raise Incompatible if settings conflict with each other or with the number of `workers` per node; list all conflicts."""
     layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
     found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
+    if layout.context > 1:
+        found += experiment.model.context_problems(layout.context, layout.tensor, layout.context_method)
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
     found += experiment.activation_checkpoint.problems() + experiment.compile.problems()
     found += experiment.profiler.problems(experiment.profiled, experiment.launch.nodes * workers)

@@ -107,11 +107,12 @@ def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
     """Return the values that replace `auto` or null, one per configuration key. `experiment` comes from `Experiment.on`."""
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, devices.workers)
     kind = experiment.hardware.kind
+    replicate, shard = degrees.without_context
     return {
         "launch.workers": devices.workers,
         "launch.threads": devices.threads,
-        "parallelism.shard": degrees.shard,
-        "parallelism.replicate": degrees.replicate,
+        "parallelism.shard": shard,
+        "parallelism.replicate": replicate,
         "parallelism.reshard_after_forward": experiment.parallelism.reshard(degrees.shard),
         **{f"model.{key}": value for key, value in experiment.model.resolved().items()},
         "precision.kind": experiment.precision.kind,

@@ -10,6 +10,7 @@ import torch
 from meshrunner.runner.launch.worker import join_fake_process_group
 from tests.composed import SMALL
 from tests.dist.ranks import context, on_ranks
+from tests.dist.test_layouts import CONTEXT, ULYSSES
 from tests.dist.test_plan import StepPeak
 from tests.dist.test_profiled_memory import measured, profiled, worker
 
@@ -23,6 +24,8 @@ LAYOUTS = {
         "parallelism=fsdp2 parallelism.buffers=max_pool global_batch=8",
         "parallelism=tp",
         "parallelism=fsdp2 precision=bf16",
+        f"parallelism=fsdp2 {CONTEXT}",
+        f"parallelism=fsdp2 {CONTEXT} {ULYSSES}",
         f"parallelism=fsdp2 parallelism.expert=2 seq_len=32 {MOE}",
     ],
     4: ["parallelism=hsdp1", "parallelism=hsdp2", "parallelism=fsdp1_tp", "parallelism=fsdp2_tp"],

@@ -24,7 +24,7 @@ from meshrunner.recipes.model.network import Loads, network_of
 from tests.composed import SMALL, experiment
 from tests.dist import test_checkpoint as checkpoints
 from tests.dist.ranks import on_ranks
-from tests.dist.test_layouts import CPU, Difference, Recorder, difference, observe
+from tests.dist.test_layouts import CONTEXT, CPU, ULYSSES, Difference, Recorder, difference, observe
 from tests.dist.test_recompute import products
 
 EXPERTS = (
@@ -133,6 +133,9 @@ LAYOUTS = [
     (4, f"parallelism=fsdp2 parallelism.expert=4 {SELECTIVE}"),
     (4, "parallelism=hsdp2 parallelism.expert=2"),
     (4, f"parallelism=hsdp2 parallelism.expert=2 {FULL} parallelism.accumulate=hold"),
+    (2, f"parallelism=ddp {CONTEXT} micro_batch=6"),
+    (2, f"parallelism=fsdp2 {CONTEXT} parallelism.expert=2 {SELECTIVE}"),
+    (4, f"parallelism=fsdp2 {CONTEXT} {ULYSSES} parallelism.expert=4"),
 ]
 
 

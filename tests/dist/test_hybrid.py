@@ -15,6 +15,7 @@ from tests.composed import SMALL
 from tests.dist import test_checkpoint as checkpoints
 from tests.dist.ranks import on_ranks
 from tests.dist.test_experts import FULL, SELECTIVE, compare, graphs, reference
+from tests.dist.test_layouts import CONTEXT, ULYSSES
 
 HYBRID = (
     "model=hybrid_tiny",
@@ -70,6 +71,9 @@ LAYOUTS = [
     (2, f"parallelism=fsdp2 parallelism.expert=2 {SELECTIVE} {SEQUENCE_LOSS}"),
     (4, "parallelism=fsdp2 parallelism.expert=2"),
     (4, "parallelism=hsdp2 parallelism.expert=2"),
+    (2, f"parallelism=fsdp2 {CONTEXT} micro_batch=2 {RELU2}"),
+    (2, f"parallelism=fsdp1 {CONTEXT} {ULYSSES} {DENSE}"),
+    (4, f"parallelism=fsdp2_tp {CONTEXT} micro_batch=3 {FULL}"),
 ]
 QUICK = (
     (2, "parallelism=fsdp1 micro_batch=2"),

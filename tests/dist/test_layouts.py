@@ -21,14 +21,16 @@ from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.model.base import clean_name
+from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.optim.grad_norm import global_norm
-from meshrunner.recipes.parallelism.mesh import build_mesh
+from meshrunner.recipes.parallelism.mesh import build_mesh, place
 from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 from meshrunner.recipes.pretrain import assemble, backward, train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import RankError, on_ranks
 
 CPU = torch.device("cpu")
+CONTEXT, ULYSSES = "parallelism.context=2 seq_len=36", "parallelism.context_method=ulysses"
 LAYOUTS = [
     (1, "parallelism=fsdp2"),
     (2, "parallelism=fsdp2"),
@@ -117,6 +119,36 @@ LAYOUTS = [
     (4, "parallelism=fsdp2_tp loss=chunked loss.tokens=5 wrap=rules wrap.rules=[{match:output}] micro_batch=3"),
     (4, "parallelism=fsdp1_tp loss=chunked loss.tokens=5 wrap=rules wrap.rules=[{match:output}] micro_batch=6"),
     (2, "parallelism=fsdp2 loss=chunked loss.tokens=13 model.freeze=[output.*]"),
+    (2, f"parallelism=ddp {CONTEXT}"),
+    (4, f"parallelism=ddp {CONTEXT} micro_batch=3"),
+    (2, f"parallelism=ddp {CONTEXT} {ULYSSES}"),
+    (2, f"parallelism=fsdp1 {CONTEXT} {ULYSSES}"),
+    (4, f"parallelism=fsdp1 {CONTEXT} micro_batch=3"),
+    (2, f"parallelism=fsdp2 {CONTEXT} micro_batch=3"),
+    (3, "parallelism=fsdp2 parallelism.context=3 seq_len=36"),
+    (3, f"parallelism=fsdp2 parallelism.context=3 seq_len=36 {ULYSSES} model.n_kv_heads=1"),
+    (3, f"parallelism=fsdp2 parallelism.context=3 seq_len=36 {ULYSSES} model.n_kv_heads=3"),
+    (4, "parallelism=fsdp2 parallelism.context=4 seq_len=40"),
+    (4, f"parallelism=fsdp2 parallelism.context=4 seq_len=36 {ULYSSES} model.n_heads=8"),
+    (4, f"parallelism=hsdp2 {CONTEXT} micro_batch=3"),
+    (4, f"parallelism=hsdp2 parallelism.shard=1 {CONTEXT}"),
+    (4, f"parallelism=fsdp2_tp {CONTEXT} micro_batch=6"),
+    (4, f"parallelism=fsdp2_tp {CONTEXT} parallelism.sequence_parallel=false parallelism.loss_parallel=false"),
+    (4, f"parallelism=fsdp2_tp {CONTEXT} {ULYSSES} model.n_heads=4"),
+    (4, f"parallelism=fsdp1_tp {CONTEXT} micro_batch=6"),
+    (2, f"parallelism=fsdp2 {CONTEXT} loss=chunked loss.tokens=13 micro_batch=3"),
+    (2, f"parallelism=fsdp2 {CONTEXT} model.tie_embeddings=true"),
+    (2, f"parallelism=fsdp2 {CONTEXT} model.freeze=[tok_embeddings.*,layers.1.attention.*]"),
+    *(
+        (2, f"parallelism=fsdp2 {CONTEXT} activation_checkpoint={kind} compile={compilation} compile.backend=aot_eager")
+        for kind in ("full", "selective_layer", "selective_op")
+        for compilation in ("eager", "per_block")
+    ),
+    (
+        2,
+        f"parallelism=fsdp2 {CONTEXT} {ULYSSES} activation_checkpoint=selective_op compile=per_block compile.backend=aot_eager",
+    ),
+    (2, f"parallelism=fsdp2 {CONTEXT} compile=whole_model compile.backend=aot_eager"),
     (8, "parallelism=fsdp2_tp parallelism.replicate=2 micro_batch=3"),
     (8, "parallelism=fsdp1_tp parallelism.replicate=2 micro_batch=3"),
 ]
@@ -193,9 +225,10 @@ def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
         recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
-        rank=mesh.get_rank() // degrees.tensor,
+        rank=place(mesh, degrees)[0],
         ranks=degrees.data,
         device=CPU,
+        own=network_of(model).own,
     )
     backward(recipe, model, loader.next())
     loader.close()
@@ -274,6 +307,8 @@ def relative(a: Tensor, b: Tensor) -> float:
     "2x parallelism=ddp",
     "4x parallelism=fsdp2_tp micro_batch=3",
     "1x parallelism=single loss=chunked loss.tokens=13",
+    f"2x parallelism=ddp {CONTEXT}",
+    f"2x parallelism=fsdp1 {CONTEXT} {ULYSSES}",
 )
 @pytest.mark.parametrize(("world", "layout"), LAYOUTS, ids=[f"{world}x {layout}" for world, layout in LAYOUTS])
 def test_layout_equals_one_process(world: int, layout: str) -> None:

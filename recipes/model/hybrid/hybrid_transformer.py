@@ -125,7 +125,8 @@ class HybridTransformer(MoETransformer):
         """Return logits, or, given `targets`, the next token's loss. Balance and multi-token losses affect only the gradients."""
         rope, rows = self.positions(tokens), [tokens]
         if targets is not None:
-            rows += [targets.roll(-ahead, 1) for ahead in range(len(self.mtp))]
+            all_targets = self.whole(targets, 1) if len(self.mtp) else targets
+            rows += [self.own(all_targets.roll(-ahead, 1), 1) for ahead in range(len(self.mtp))]
             # Make this slice of longer sequences contiguous like the shifted targets, so that the loss is compiled only once.
             targets = targets.clone(memory_format=torch.contiguous_format)
         # One lookup for all rows, so that FSDP gathers the table once: [rows x batch, seq, dim].
@@ -139,8 +140,8 @@ class HybridTransformer(MoETransformer):
         for ahead, (module, token) in enumerate(zip(self.mtp, between, strict=True), 1):
             x, hidden = module(x, token, rope)
             # The loss divides by the number of all tokens, including ignored ones.
-            known = (targets.shape[1] - ahead) / targets.shape[1]
-            losses.append(to_plain(self.loss(self.output, hidden, further(targets, ahead))) / known)
+            known = (all_targets.shape[1] - ahead) / all_targets.shape[1]
+            losses.append(to_plain(self.loss(self.output, hidden, self.own(further(all_targets, ahead), 1))) / known)
         if not losses:
             return with_gradient_of(loss, balance)
         mtp_loss = torch.stack(losses).mean()

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshrunner.recipes.model.context import Context
 from meshrunner.recipes.model.hybrid import mamba_kernel
 from meshrunner.recipes.model.hybrid.hybrid import MambaConfig
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles
@@ -23,6 +24,9 @@ from meshrunner.recipes.model.transformer import rms_norm
 
 class Mamba(nn.Module):
     """A Mamba-2 mixer, which replaces attention."""
+
+    context: Context | None = None
+    """See `Network.context`. Each rank gathers the projected tokens, and scans whole sequences."""
 
     def __init__(self, dim: int, config: MambaConfig, norm_eps: float) -> None:
         super().__init__()
@@ -37,7 +41,12 @@ class Mamba(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix the tokens of each sequence. x and the result: [batch, seq, dim]."""
-        return self.wo(self.scan(self.wz(x), self.wx(x), self.wb(x), self.wc(x), self.wdt(x)))
+        projected = tuple(w(x) for w in (self.wz, self.wx, self.wb, self.wc, self.wdt))
+        if self.context is None:
+            return self.wo(self.scan(*projected))
+        whole = self.context.whole(torch.cat(projected, -1), 1)
+        y = self.scan(*torch.split(whole, [each.shape[-1] for each in projected], -1))
+        return self.wo(self.context.own(y, 1))
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
         split = matmul_styles(("wz", "wx", "wb", "wc", "wdt"), "wo", sequence_parallel)

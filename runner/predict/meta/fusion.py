@@ -100,6 +100,8 @@ def _base(node: Node) -> Node:
 
 
 def _is_view(node: Node) -> bool:
+    if node.target is operator.getitem:  # of the views that an operator such as `split` returns
+        return _is_view(node.all_input_nodes[0])
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     return node.target.is_view or _name(node) in VIEWS

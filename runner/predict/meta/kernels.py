@@ -7,6 +7,7 @@ import torch
 import torch.distributed.tensor
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn.attention import bias
 
 from meshrunner.runner.predict.meta.replacements import Replacements
 
@@ -26,6 +27,9 @@ def device_kernels(in_torch: Replacements, device_type: str, *, compiles: bool, 
     attention = partial(_attention, device_type, cudnn)
     library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
     if device_type == "cuda":
+        # The originals reject tensors that are not on a GPU.
+        in_torch.replace(bias, "can_use_flash_attention", lambda params: params.query.dtype in HALF)
+        in_torch.replace(bias, "can_use_efficient_attention", lambda params: not params.enable_gqa)
         library.impl("_fused_rms_norm", _FusedRMSNorm.apply, "AutogradMeta")  # type: ignore[no-untyped-call]
         if compiles:  # the compiler traces code on the CPU and decomposes RMSNorm there
             library.impl("scaled_dot_product_attention", attention, "AutogradCPU")  # type: ignore[no-untyped-call]
@@ -48,6 +52,10 @@ def _attention(
     grouped, needs_gradient = query.shape[-3] != key.shape[-3], torch.is_grad_enabled()
     qkv, settings, head_dim = (query, key, value), (dropout_p, is_causal), query.shape[-1]
     if device_type == "cpu":
+        if attn_mask is not None:  # torch adds a mask to the scores
+            attn_mask = torch.where(
+                attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device)
+            )
         results = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, *settings, attn_mask=attn_mask, scale=scale)
     elif cudnn and query.dtype in HALF and head_dim <= 128 and head_dim % 8 == 0:  # torch up to 2.13
         results = aten._scaled_dot_product_cudnn_attention(*qkv, attn_mask, needs_gradient, *settings, scale=scale)

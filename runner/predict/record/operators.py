@@ -96,9 +96,12 @@ def _flops(operator: Traits, args: Any, kwargs: dict[str, Any], result: Any) -> 
     if operator.flops is None:
         return 0
     is_causal = kwargs.get("is_causal") or any(x is True for x in args[operator.is_causal : operator.is_causal + 1])
+    skipped = 0.0
     if operator.kind != "matmul":
+        lengths = [x.shape[2] for x in args[:3]]
+        # A query sees the keys up to its own position. The last query sees all keys, of which there may be more than queries.
+        skipped = min(lengths) / (2 * max(lengths)) if is_causal else 0.0
         # Count keys and values as if each query head had its own: the formula of torch 2.11 needs equal numbers of heads.
         heads = max(x.shape[1] for x in args[:3])
         args = [(x.shape[0], heads, *x.shape[2:]) if isinstance(x, Tensor) and x.dim() == 4 else x for x in args]
-    flops = int(operator.flops(*args, **kwargs, out_val=result))
-    return flops // 2 if operator.kind != "matmul" and is_causal else flops  # half of the scores are masked
+    return round(int(operator.flops(*args, **kwargs, out_val=result)) * (1 - skipped))

@@ -19,6 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from meshrunner.recipes import pretrain
 from meshrunner.recipes.data.loader import micro_batches
 from meshrunner.recipes.model.init_weights import Initialiser
+from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.ledger.allocations import START
@@ -103,10 +104,12 @@ def _trace(
             phases.begin_step()
             shape = micro * recipe.micro_batch, recipe.seq_len + 1
             with torch.no_grad():
-                batches = micro_batches(torch.empty(shape, dtype=torch.int64, device=META), recipe.micro_batch)
+                rows = torch.empty(shape, dtype=torch.int64, device=META)
+                batches = micro_batches(rows, recipe.micro_batch, network_of(model).own)
+                del rows
             traced = batches[: MICRO_BATCHES if step else in_first_step]
             pretrain.update(recipe, model, trained, optimizer, traced, recipe.optimizer.lr)
-        tokens = micro * recipe.micro_batch * recipe.seq_len
+        tokens = micro * recipe.micro_batch * recipe.seq_len // degrees.context
         skipped = max(0, micro - MICRO_BATCHES)
         return Trace(recorder, recorder.events[:], phases.step, tokens, skipped)
 

@@ -83,6 +83,9 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
     if (expert := experiment.parallelism.expert) > 1:
         rows.append(("expert mesh", _mesh(expert_mesh_dims(degrees.replicate, degrees.shard, expert))))
         rows.append(("exchanged among experts", f"{_bytes(_exchanged(experiment, network, micro_batches))} a step"))
+    if degrees.context > 1:
+        method = experiment.parallelism.context_method
+        rows.append(("context", f"{degrees.context} neighbours share each sequence, by {method}"))
     batch = f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens"
     rows.append(("data-parallel ranks", f"{degrees.data}"))
     rows.append(("global batch", f"{batch}, {micro_batches} micro batch{'es' * (micro_batches > 1)} per rank"))
@@ -110,7 +113,7 @@ def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> 
     for block in range(len(network.block_names())):
         passes = 3 if option.recomputes(block) and option.repeats_exchange else 2  # forward, backward, recomputation
         total += 2 * passes * network.exchanged_elements(block)  # to the experts and back
-    tokens = micro_batches * experiment.micro_batch * experiment.seq_len
+    tokens = micro_batches * experiment.micro_batch * experiment.seq_len // experiment.parallelism.context
     return tokens * total * experiment.precision.element_bytes
 
 

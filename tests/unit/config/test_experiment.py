@@ -125,6 +125,52 @@ def test_all_problems_are_listed_together() -> None:
             "replicate(3) x tensor(1) = 3 does not divide launch.nodes(1) x launch.workers(4) = 4",
         ),
         (
+            ["parallelism.shard=2", "parallelism.context=3"],
+            8,
+            "shard(2) x replicate(1) x context(3) x tensor(1) = 6, but launch.nodes(1) x launch.workers(8) = 8",
+        ),
+        (
+            ["parallelism.context=3", "parallelism.tensor=2"],
+            8,
+            "replicate(1) x context(3) x tensor(2) = 6 does not divide launch.nodes(1) x launch.workers(8) = 8",
+        ),
+        (
+            ["parallelism.context=2", "micro_batch=2", "global_batch=6"],
+            4,
+            "global_batch(6) is not a multiple of micro_batch(2) x data-parallel ranks(2) = 4",
+        ),
+        (
+            ["parallelism.context=2", "seq_len=254"],
+            2,
+            "context parallelism cuts sequences into 2 x context (allgather)",
+        ),
+        (
+            ["parallelism.context=2", "parallelism.tensor=2", "seq_len=252"],
+            4,
+            "equal pieces; use a seq_len that is a multiple of the number of pieces",
+        ),
+        (
+            ["parallelism.context=3", "parallelism.context_method=ulysses", "seq_len=255"],
+            3,
+            "ulysses divides the heads of a device among 3 devices, but 8 query heads and 8 key heads cannot be divided",
+        ),
+        (
+            ["parallelism.context=2", "parallelism.tensor=8", "parallelism.context_method=ulysses"],
+            16,
+            "1 query heads and 1 key heads cannot be divided; use allgather, or another parallelism.context",
+        ),
+        (["parallelism=single", "parallelism.context=2"], 2, "single trains on one device"),
+        (
+            ["model=moe_tiny", "model.experts.balance=sequence_loss", "parallelism.context=2"],
+            2,
+            "sequence_loss needs all tokens of a sequence",
+        ),
+        (
+            ["parallelism.context=2", "compile=per_block", "activation_checkpoint=memory_budget"],
+            2,
+            "knapsack partitioner cannot handle blocks with process groups",
+        ),
+        (
             ["global_batch=6", "micro_batch=2"],
             2,
             "global_batch(6) is not a multiple of micro_batch(2) x data-parallel ranks(2) = 4",

@@ -233,6 +233,7 @@ def saved_in_training_and_in_trace(model: str) -> tuple[list[Any], list[Any]]:
     network: Any = recipe.model.network(recipe.seq_len)
     for name in network.block_names():
         network.get_submodule(name).compile(backend=backend, fullgraph=True, dynamic=False)
+    network.reset_buffers()
     network.loss = lambda output, hidden, *_: hidden.float().sum()
     ((tokens, targets),) = micro_batches(
         torch.ones(recipe.micro_batch, recipe.seq_len + 1, dtype=int), recipe.micro_batch

@@ -57,6 +57,16 @@ def test_slices_make_up_the_global_batch(ranks: int, micro_batch: int) -> None:
         one.close()
 
 
+def test_a_rank_gets_its_own_tokens_and_their_targets() -> None:
+    positions = torch.tensor([0, 1, 6, 7])
+    one = loader(Recorded(), own=lambda x, dim: x.index_select(dim, positions))
+    rows = torch.from_numpy(RandomSequences(SPEC).rows(0, 24))
+    batches = one.next()
+    assert torch.equal(torch.cat([tokens for tokens, _ in batches]), rows[:, positions])
+    assert torch.equal(torch.cat([targets for _, targets in batches]), rows[:, positions + 1])
+    one.close()
+
+
 def test_a_resumed_run_goes_on_with_its_step() -> None:
     first, resumed = loader(Recorded()), loader(Recorded(), first_step=3)
     for _ in range(2):
