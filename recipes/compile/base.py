@@ -32,7 +32,7 @@ class Compile(Option):
     """Whether anything is compiled."""
 
     cuda_graph: bool = False
-    """Whether to capture the third step as one CUDA graph and replay the graph in all later steps. Needs a GPU."""
+    """Whether to capture the third step as a CUDA graph and replay it. Needs a GPU."""
 
     @property
     def is_partitioned(self) -> bool:

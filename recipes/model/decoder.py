@@ -23,7 +23,7 @@ class RopeScaling(Section):
     high_freq_factor: float = 4.0
     """Wavelengths below `original_seq_len / high_freq_factor` are kept, those up to the `low_freq_factor` limit interpolated."""
     original_seq_len: Count = 8192
-    """Sequence length used in training before the context was extended."""
+    """Sequence length in training before the extension."""
 
     @model_validator(mode="after")
     def _ordered(self) -> RopeScaling:

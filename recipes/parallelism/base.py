@@ -80,17 +80,16 @@ class Parallelism(Option):
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: devices / (replicate x context x tensor)."""
     replicate: Count
-    """Replicas of the model, each sharded over `shard` devices."""
+    """Model replicas, each sharded over `shard` devices."""
     tensor: Count
     """Devices that each matmul is split over."""
     context: Count = 1
-    """Devices that each sequence is split over. Weights are sharded over these devices, too."""
+    """Devices that share each sequence and the shards of weights."""
     context_method: Literal["allgather", "ulysses"] = "allgather"
     """How attention reads the tokens of other `context` devices. allgather: gather keys and values. ulysses: exchange tokens
     for heads."""
     expert: Count = 1
-    """Devices among which the experts of a block are divided. The devices exchange tokens. Each expert is sharded over
-    shard / expert devices."""
+    """Devices that divide the experts of a block and exchange tokens. Each expert is sharded over shard / expert devices."""
     sequence_parallel: bool
     """Whether to shard the residual stream along the sequence over the `tensor` devices."""
     loss_parallel: bool
@@ -98,13 +97,13 @@ class Parallelism(Option):
     reshard_after_forward: Annotated[
         int | Literal["auto", "always", "never", "except_last"], whole("auto", *RESHARD, at_least=2)
     ]
-    """Whether to free a unit's unsharded parameters after forward and all-gather them again in backward. except_last: free
+    """Whether to free gathered parameters after forward and gather them again in backward. except_last: free
     all units except the last block, which backward needs immediately. A number N: keep 1/N of a unit.
     auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
-    """Time at which FSDP reduces gradients. reduce: after every micro batch, so a device stores only a shard of the gradients
-    (FSDP2's replicas all-reduce shards once per step). hold: after the last micro batch, so a device stores unsharded gradients
-    until then (FSDP1: in the compute dtype). DDP never shards gradients."""
+    """Time at which FSDP reduces gradients. reduce: after every micro batch, so a device stores a shard of the gradients
+    (FSDP2's replicas all-reduce once per step). hold: after the last micro batch, so a device stores unsharded gradients
+    until then (FSDP1: in the compute dtype). DDP does not shard."""
 
     @property
     def sequence_pieces(self) -> int:

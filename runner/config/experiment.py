@@ -44,7 +44,7 @@ class Launch(Section):
     bind: Literal["auto", "none"] = "auto"
     """CPUs that a worker may use; auto: its GPU's NUMA domain, if that domain has at least 2 CPUs per worker; none: all CPUs."""
     emulate: Annotated[int | None, whole(None, at_least=0)] = None
-    """Rank that a single local device emulates; null: start all ranks."""
+    """Rank to emulate on one device; null: start all ranks."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
@@ -86,13 +86,13 @@ class Sweep(Section):
     baseline: str | None
     """Setting that makes a row a baseline, such as `parallelism=fsdp1`. A row and its baseline differ only in this setting."""
     best_by: list[str] = []
-    """Keys that divide rows into groups with equal values, such as [model]; a table shows the best row of each group."""
+    """Keys; a table shows the best row for each of their values."""
     repeat: Annotated[int | Auto, whole("auto", at_most=1000)]
     """Number of times to run each combination with each seed; auto: 3, then more for combinations too close in speed to rank."""
     max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8
-    """Maximum number of times to run each combination with each seed if `repeat` is auto."""
+    """Maximum of the number of runs if `repeat` is auto."""
     order: Literal["shuffled", "as_given"] = "shuffled"
-    """Order of the combinations in each round of repeats; shuffled: a random order that depends on the key `seed`."""
+    """Order of the combinations in each round; shuffled: a random order."""
     seeds: Annotated[int, whole(at_most=1000)]
     """Number of seeds per combination: `seed`, `seed` + 1 and so on. The spread of results over the seeds shows the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]

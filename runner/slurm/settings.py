@@ -59,7 +59,7 @@ class Slurm(Section):
     constraint: str | None
     """Features that the nodes must have, such as `h100`."""
     nodes: CountOrNull
-    """Number of nodes of each run; null: launch.nodes."""
+    """Nodes of each run; null: launch.nodes."""
     gpus_per_node: CountOrNull
     """GPUs to request on each node. null: no GPUs if `hardware` is not a GPU, else launch.workers (auto: all GPUs of a node)."""
     cpus_per_task: CountOrNull
@@ -83,7 +83,7 @@ class Slurm(Section):
     srun: list[str]
     """Additional arguments for srun: ['--container-image=image.sqsh']."""
     preamble: Annotated[str, AfterValidator(_lines)]
-    """Shell lines to run before srun, for example to load modules or set NCCL variables."""
+    """Shell lines to run before srun, such as `module load` commands."""
     command: str | None
     """Command that starts meshrunner on a node: 'apptainer exec --nv image.sif meshrunner'; null: use this installation."""
     wait: bool

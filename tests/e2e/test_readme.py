@@ -25,6 +25,7 @@ GUIDES = (
     "environment",
     "experts",
     "hybrid",
+    "context",
     "buffers",
     "add_a_model",
 )

@@ -29,7 +29,7 @@ def test_offloaded_values_are_drawn_on_the_device_and_kept_on_the_host(monkeypat
         return torch.zeros(shape, device=device)
 
     monkeypatch.setattr(init_weights, "initial_value", initial_value)
-    recipe = experiment(*SMALL)
+    recipe = experiment("model=moe_tiny", *SMALL)
     network = recipe.model.on_meta(recipe.seq_len)
     monkeypatch.setattr(network, "reset_buffers", lambda: None)  # it computes on the device
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -195,22 +195,20 @@ def in_format(path: Path, number: object) -> None:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (None, "format 1, but this version reads only format 2"),
-        (3, "format 3, but"),
-        ("2", "format '2', but"),
+        (None, "its format is 1, but this version reads only format 2"),
+        (3, "its format is 3, but"),
+        ("2", "its format is '2', but"),
     ],
 )
 def test_another_format_is_refused_and_kept(number: object, said: str, tmp_path: Path) -> None:
     own = tmp_path / "run" / "checkpoints"
     in_format(written(own, 10), number)
     (written(own, 20) / METADATA).unlink()
-    with pytest.raises(ConfigError, match=rf"cannot continue from the checkpoint .*{step_folder(10)}: it has {said}"):
+    with pytest.raises(ConfigError, match=rf"cannot continue from the checkpoint .*{step_folder(10)}: {said}"):
         candidates(None, own)
-    with pytest.raises(
-        ConfigError, match=rf"contains no usable checkpoint\n.*\n.*skipping the checkpoint .*: it has {said}"
-    ):
+    with pytest.raises(ConfigError, match=rf"contains no usable checkpoint\n.*\n.*skipping the checkpoint .*: {said}"):
         candidates(str(tmp_path / "run"), tmp_path / "other")
-    with pytest.raises(ConfigError, match=rf"cannot be used: it has {said}"):
+    with pytest.raises(ConfigError, match=rf"cannot be used: {said}"):
         candidates(str(own / step_folder(10)), None)
     written(own, 30)
     found, warnings = candidates(None, own)

@@ -361,7 +361,7 @@ TOGETHER = {
     "parallelism.expert=2 parallelism.reshard_after_forward=2": (4, "so no single number of devices fits both"),
     "parallelism.expert=2 compile=per_block activation_checkpoint=memory_budget": (
         2,
-        "cannot handle the process group",
+        "cannot handle blocks with process groups",
     ),
     "parallelism.expert=2 compile=per_block activation_checkpoint=selective_op activation_checkpoint.save=[{op:aten.mm}]": (
         2,

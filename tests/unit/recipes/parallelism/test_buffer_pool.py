@@ -110,12 +110,12 @@ def test_a_second_buffer_of_a_unit_is_refused_while_the_first_is_in_use() -> Non
             torch.float32,
             "'d' requests a buffer, but buffers were planned only for the units that requested one in the first step: a, b, c;",
         ),
-        ("b", 301, torch.float32, "'b' requests 1,204 bytes of torch.float32, but its buffer has 1,200 of"),
+        ("b", 301, torch.float32, "'b' requests 1,204 bytes of torch.float32, but its buffer has 1,200 bytes of"),
         (
             "b",
             300,
             torch.bfloat16,
-            "'b' requests 600 bytes of torch.bfloat16, but its buffer has 1,200 of torch.float32",
+            "'b' requests 600 bytes of torch.bfloat16, but its buffer has 1,200 bytes of torch.float32",
         ),
     ],
 )
