@@ -86,8 +86,7 @@ class Parallelism(Option):
     context: Count = 1
     """Devices that share each sequence and the shards of weights."""
     context_method: Literal["allgather", "ulysses"] = "allgather"
-    """How attention reads the tokens of other `context` devices. allgather: gather keys and values. ulysses: exchange tokens
-    for heads."""
+    """Exchange between `context` devices for attention. allgather: gather keys and values. ulysses: exchange tokens for heads."""
     expert: Count = 1
     """Devices that divide the experts of a block and exchange tokens. Each expert is sharded over shard / expert devices."""
     sequence_parallel: bool
