@@ -76,18 +76,12 @@ def read_state(run_dir: Path) -> str:
 
 def update_status(run_dir: Path, **changes: Any) -> Status:
     """Change some keys of `status.json` and return the new status."""
-    with status_lock(run_dir):
+    # If a generator held the lock, Ctrl-C between two of its lines would leave the lock held, because the exception refers to it.
+    with (run_dir / STATUS_LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         status = read_status(run_dir) | changes
         status.write(run_dir / STATUS)
     return status
-
-
-@contextmanager
-def status_lock(run_dir: Path) -> Iterator[None]:
-    """Wait for the lock of `status.json`, and hold it until the `with` block ends."""
-    with (run_dir / STATUS_LOCK).open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def this_process() -> Owner:
@@ -126,7 +120,8 @@ def condition(status: Status) -> str:
 def claim(run_dir: Path) -> Status:
     """Make this process the owner of a run, and begin a new attempt. Raise AlreadyRunning if another owner is alive."""
     (run_dir / LOGS).mkdir(exist_ok=True)  # a directory made by hand may contain config.yaml alone
-    with status_lock(run_dir):
+    with (run_dir / STATUS_LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         status = read_status(run_dir)
         if owner_is_alive(status):
             raise AlreadyRunning(f"{run_dir} {condition(status)}")
