@@ -95,7 +95,7 @@ def legend(comparison: Comparison) -> Iterator[str]:
     if (visible := comparison.noise.visible()) is not None:
         repeats = max(len(row.measured(comparison.speed)) for row in comparison.rows)
         more = comparison.noise.visible(times=2)
-        yield f"a difference of {visible:.1f}% would have been detected; {2 * repeats} repeats would detect {more:.1f}%"
+        yield f"differences of {visible:.1f}% and more would have shown; {2 * repeats} repeats would show {more:.1f}%"
     compared = [row.runs[0] for row in comparison.every_row]
     yield from other_workloads({each.other for each in against}, compared)
     if tested and comparison.speed.key != WPS.key:

@@ -78,7 +78,7 @@ def test_the_table_of_a_pull_request(tmp_path: Path) -> None:
     table, _, below = text[text.index(PR165) :].partition("- ~ within noise")
     assert (
         "at a level of 5% for the whole table (Holm)" in below
-        and "% would have been detected" in below
+        and "% and more would have shown" in below
         and "of several runs" in below
     )
     assert len({len(line) for line in table.strip().splitlines()}) == 1
