@@ -58,10 +58,10 @@ def _answer(config: DictConfig, search: Search, comparison: Comparison, found: F
     if others := [search.names[number] for number in equal if number != best]:
         say(f"Within noise of this speed: {', '.join(others)}.")
     cell = next(cell for cell in search.survey.cells if best in cell)
-    many = f"{len(found.tried)} of {len(cell):,} combinations were run"
+    many = f"{len(found.tried)} of {len(cell):,} were run"
     faster = f"more than {100 * bound:.1f}% faster" if bound >= 0.0005 else "faster"
     space = "this space" if len(search.survey.cells) == 1 else "this cell"
-    say(f"No combination of {space} is {faster} (95% confidence); {many}.")
+    say(f"No combination of {space} is {faster} (95%); {many}.")
     if chance >= UNLIKELY:
         command = ["meshrunner", "tune", *typed(config.hydra.overrides.task), f"hydra.sweep.dir={search.sweep_dir}"]
         say(

@@ -175,7 +175,7 @@ def test_each_cell_has_its_own_best(
     machine = Machine(3)
     tune(machine, monkeypatch, "sweep.best_by=[micro_batch]", "sweep.max_repeat=3")
     said = capsys.readouterr().out
-    assert said.count("No combination of this cell is ") == 2 and said.count(" of 12 combinations were run.") == 2
+    assert said.count("No combination of this cell is ") == 2 and said.count(" of 12 were run.") == 2
     for number, batch in enumerate((2, 4), 1):
         found = best(folder, f"best_{number}")
         assert found.batch == batch and behind(machine, found, (batch,)) <= 0.02
