@@ -58,7 +58,7 @@ def memory_of(graph: Graph) -> GraphMemory:
         realized = len(node.users) > 1 and len(read) > READS_TO_INLINE
         if node in needed or _name(node) in REDUCTIONS or mutates(node) or realized:
             in_memory.add(node)
-            kernels[node] = read
+            kernels[node] = _by_tensor(read)
     return GraphMemory(unfused, kernels)
 
 
@@ -78,17 +78,24 @@ def nbytes(node: Node) -> int:
 
 
 def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node]) -> dict[Node, int]:
-    """Return the bytes that a fused kernel must read from memory to compute `node`, keyed by the tensor to read."""
+    """Return the bytes that a fused kernel must read from memory to compute `node`, keyed by the tensor or view to read."""
     total: dict[Node, int] = {}
     for argument in node.all_input_nodes:
         base = _base(argument)
         if base not in in_memory:
-            direct = reads.get(base, {})
+            total |= reads.get(base, {})
         else:
             used = min(nbytes(argument), nbytes(base))  # a view may be a part or an expansion of its base
-            direct = {base: min(used, nbytes(node)) if _name(node) in LOOKUPS else used}
-        for each, size in direct.items():
-            total[each] = max(size, total.get(each, 0))
+            total[argument] = min(used, nbytes(node)) if _name(node) in LOOKUPS else used
+    return total
+
+
+def _by_tensor(read: dict[Node, int]) -> dict[Node, int]:
+    """Add up what a kernel reads through several views of a tensor, up to the whole tensor."""
+    total: dict[Node, int] = {}
+    for view, size in read.items():
+        base = _base(view)
+        total[base] = min(total.get(base, 0) + size, nbytes(base))
     return total
 
 

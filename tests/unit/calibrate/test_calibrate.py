@@ -206,7 +206,7 @@ def test_insufficient_or_wrong_input_is_refused(tmp_path: Path, capsys: pytest.C
     assert "different values of hardware.memory_bandwidth" in calibrated(capsys, wide, other, code=2)
     unknown = run_of(tmp_path / "unknown", "narrow")
     write(unknown / "environment.json", {})
-    assert "do not name the devices it used" in calibrated(capsys, unknown, code=2)
+    assert "do not name its devices" in calibrated(capsys, unknown, code=2)
     for damage, why in (({"perf/wps_median": -5.0}, "no speed was measured"),):
         damaged = run_of(tmp_path / "damaged", "narrow", **damage)
         assert why in calibrated(capsys, damaged, code=2)
