@@ -33,7 +33,7 @@ def main() -> None:
     config = Llama(kind="llama", vocab_size=4096, dim=256, n_layers=6, n_heads=8, n_kv_heads=8, ffn_dim=768)
     with torch.device("meta"):
         model = config.network(args.seq_len)
-    for layer in model.layers:
+    for layer in model.layers.values():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     model.to_empty(device="cpu")

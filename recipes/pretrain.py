@@ -2,8 +2,8 @@
 
     train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
 
-`train` needs an initialised process group of `nodes` x `workers` ranks. Comments number the seven steps of the assembly. The
-steps have a fixed order, because each step changes modules or parameters that the next step uses.
+`train` needs an initialised process group of `nodes` x `workers` ranks. Comments here and in `assembly` number the seven steps in
+which a run is assembled.
 """
 
 import gc
@@ -16,101 +16,24 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
 
+from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.checkpoint.base import Saver
 from meshrunner.recipes.checkpoint.on_disk import Consumed, Training, choose_checkpoint
 from meshrunner.recipes.compile.cuda_graph import CapturedStep, Metrics
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Batches, Loader
 from meshrunner.recipes.determinism import compute_deterministically
-from meshrunner.recipes.errors import TooLarge
-from meshrunner.recipes.loss.base import cross_entropy
 from meshrunner.recipes.meter import Meter
-from meshrunner.recipes.model.base import clean_name
-from meshrunner.recipes.model.context import split_sequences
-from meshrunner.recipes.model.init_weights import Initialiser
-from meshrunner.recipes.model.network import Network, network_of
-from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, global_norm
+from meshrunner.recipes.model.network import network_of
+from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, squared_norm
 from meshrunner.recipes.optim.optimizer import step_if_finite
-from meshrunner.recipes.parallelism.mesh import build_mesh, context_group, data_groups, place, split_model
-from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
+from meshrunner.recipes.parallelism.mesh import build_mesh, place
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.recipes.stop import stop_agreement
-
-
-def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn.Module, list[Trainable], int]:
-    """Build the network on the meta device, distribute it over the devices and initialise it.
-
-    Return the model, its trainable parameters, and the total number of parameters of the full model. Raises TooLarge if the
-    host memory of a rank on a CPU cannot hold the rank's parameters and optimizer state.
-    """
-    layout = recipe.parallelism
-    # 1. Build on meta, where any model fits. Float8 replaces linear layers before anything refers to them.
-    network = recipe.model.on_meta(recipe.seq_len)
-    recipe.precision.convert(network)
-    # 2. Context, tensor or expert parallelism. Their plans use module names, which later wrappers change.
-    if layout.context > 1:
-        split_sequences(network, context_group(mesh, layout), layout.context_method, recipe.seq_len)
-    tensor_parallel = split_model(network, mesh, layout)
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    # 3. The wrap plan also uses module names, so it precedes the checkpoint wrappers.
-    plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))
-    # 4. Recomputation and compilation go inside the FSDP units, because parameters must be gathered and freed around such code.
-    recompute_and_compile(recipe, network, plan)
-    if device.type == "cpu" and (host_bytes := recipe.host_bytes(mesh.size())) is not None:
-        _refuse_too_large(recipe, network, mesh["shard"].size(), host_bytes)
-    # 5. Data parallelism shards the tensor-parallel shards. Only then is memory allocated and initialised, so a device never
-    # holds more than its own shard. The initial values do not depend on the layout.
-    model = layout.apply(network, mesh, plan, recipe.precision, Initialiser(network, recipe.seed, device))
-    if network.loads is not None:
-        network.loads.groups, network.loads.expert_ranks = data_groups(mesh), layout.expert
-    trained = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            groups = layout.shard_groups(clean_name(name), parameter, mesh, tensor_parallel)
-            trained.append(Trainable(clean_name(name), parameter, groups))
-    return model, trained, parameters
-
-
-def _refuse_too_large(recipe: Recipe, network: Network, shards: int, host_bytes: int) -> None:
-    """Raise TooLarge if a rank needs more than `host_bytes`, instead of letting Linux kill processes when memory runs out."""
-    sizes = [((p.to_local() if isinstance(p, DTensor) else p).numel(), p.requires_grad) for p in network.parameters()]
-    held = sum(size for size, _ in sizes) // shards
-    trained = sum(size for size, requires_grad in sizes if requires_grad) // shards
-    needed = 4 * held + (recipe.optimizer.state_bytes(trained, len(sizes)) or 0)
-    if needed > host_bytes:
-        raise TooLarge(
-            f"parameters and optimizer state take {needed / 2**30:.1f} GiB per rank, but a rank has {host_bytes / 2**30:.1f} GiB "
-            "of host memory; use a smaller model or more devices, or set launch.host_memory_gib if a rank may take more"
-        )
-
-
-def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> None:
-    """Apply activation checkpointing to the blocks, and compile the blocks and the loss, in place.
-
-    A block with selective checkpointing (`inside_compile`) is wrapped first and then compiled, because the compiler must see the
-    recomputation. A block with full checkpointing is compiled first, because compiling a wrapped block fails with 2-d layouts.
-    """
-    recompute, compilation = recipe.activation_checkpoint, recipe.compile
-    recompute.configure()
-    compilation.configure()
-    units = [name for name in plan if name] if recipe.parallelism.wraps_units else []
-    for number, name in enumerate(network.block_names()):
-        block, contains_units = network.get_submodule(name), any(unit.startswith(f"{name}.") for unit in units)
-        if not recompute.inside_compile:
-            compilation.compile_block(block, contains_units=contains_units)
-        if recompute.recomputes(number):
-            block = recompute.wrap(block, preserve_rng_state=network.uses_rng)
-            network.set_submodule(name, block)
-        if recompute.inside_compile:
-            compilation.compile_block(block, contains_units=contains_units)
-    summed = cross_entropy if recipe.parallelism.splits_logits else compilation.compile_function(cross_entropy)
-    network.loss = recipe.loss.install(getattr(network, "output", None), summed)
-    compilation.compile_model(network, contains_units=bool(units))
 
 
 class Prepared(NamedTuple):
@@ -242,15 +165,22 @@ def update(
     waiting for the device, and `lr` must be a 0-d tensor.
     """
     loss = backward(recipe, model, batches)
-    grad_norm = global_norm(trained, loss.device)
-    if recipe.max_grad_norm is not None:
-        clip_by_norm(trained, grad_norm, recipe.max_grad_norm)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
     network = network_of(model)
     observed = {key: total / len(batches) for key, total in network.observed.items()}
     for total in network.observed.values():
         total.zero_()
+    square = squared_norm(trained, loss.device)
+    if recipe.parallelism.pipeline > 1:
+        from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
+
+        # Each rank has the gradients of some blocks, and only the last rank has the loss.
+        square, loss, *others = pipelines[model].summed((square, loss, *observed.values()))
+        loss, observed = loss.float(), dict(zip(observed, others, strict=True))
+    grad_norm = square.sqrt().float()
+    if recipe.max_grad_norm is not None:
+        clip_by_norm(trained, grad_norm, recipe.max_grad_norm)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
     if network.loads is not None:
         observed |= network.loads.balance(grad_norm.isfinite())
     step_if_finite(optimizer, grad_norm)
@@ -262,8 +192,14 @@ def update(
 
 
 def backward(recipe: Recipe, model: nn.Module, batches: Batches) -> Tensor:
-    """Accumulate the gradient of the mean loss over all micro batches. Return this rank's mean loss, detached."""
+    """Accumulate the gradient of the mean loss over all micro batches. Return this rank's mean loss, detached; 0 if another rank
+    has the last pipeline stage."""
     layout = recipe.parallelism
+    if layout.pipeline > 1:
+        from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
+
+        with loss_parallel() if layout.splits_logits else nullcontext():
+            return pipelines[model].backward(batches)
     total = torch.zeros((), device=batches[0][0].device)
     for i, batch in enumerate(batches, 1):
         split = loss_parallel() if layout.splits_logits else nullcontext()

@@ -17,6 +17,7 @@ from meshrunner.recipes.optim.lr_schedule import LRSchedule
 from meshrunner.recipes.optim.optimizer import Optimizer
 from meshrunner.recipes.option import Affects, Count, Section, chosen, whole
 from meshrunner.recipes.parallelism.base import Parallelism
+from meshrunner.recipes.parallelism.pipeline.stages import balanced, stage_problems
 from meshrunner.recipes.parallelism.wrap_policy import Wrap
 from meshrunner.recipes.precision.base import Precision
 
@@ -61,7 +62,8 @@ class Recipe(Section):
     micro_batch: Annotated[int, whole(at_most=2**16), Affects.SPEED]
     """Sequences that each data-parallel rank processes in one forward pass."""
     global_batch: Annotated[int | None, whole(None)]
-    """Sequences per optimizer step; null: micro_batch x data-parallel ranks. Larger batches use gradient accumulation."""
+    """Sequences per optimizer step; null: micro_batch x data-parallel ranks x pipeline. Larger batches use gradient
+    accumulation."""
     max_grad_norm: float | None = Field(gt=0)
     """Maximum global norm of the gradients. Gradients with a larger norm are scaled down to the maximum. null: no clipping."""
 
@@ -69,13 +71,30 @@ class Recipe(Section):
         """Return two numbers: the sequences per step, and the micro batches that each rank processes per step. Raise ConfigError
         if global_batch is not a multiple of the sequences that all ranks together process in one forward pass."""
         per_pass = self.micro_batch * data_ranks
-        total = per_pass if self.global_batch is None else self.global_batch
+        total = per_pass * self.parallelism.pipeline if self.global_batch is None else self.global_batch
         if total % per_pass:
             raise ConfigError(
                 f"global_batch({total}) is not a multiple of micro_batch({self.micro_batch}) x data-parallel "
                 f"ranks({data_ranks}) = {per_pass}"
             )
         return total, total // per_pass
+
+    def pipeline_split(self) -> list[int]:
+        """Return the number of blocks of each pipeline stage, with `null` resolved: FLOPs divided as evenly as possible."""
+        layout = self.parallelism
+        if layout.pipeline_split is not None:
+            return layout.pipeline_split
+        *blocks, last = self.model.block_flops(self.seq_len)
+        return balanced(blocks, last, layout.pipeline * layout.stages_per_rank)
+
+    def pipeline_problems(self, micro_batches: int) -> list[str]:
+        """Return the reasons why the model cannot be cut into stages, or `micro_batches` per step cannot pass through them."""
+        layout = self.parallelism
+        if layout.pipeline == 1:
+            return []
+        settings = layout.pipeline_schedule, layout.pipeline, layout.stages_per_rank, layout.pipeline_split
+        blocks = len(self.model.block_flops(self.seq_len)) - 1
+        return self.model.pipeline_problems() or stage_problems(*settings, blocks=blocks, micro_batches=micro_batches)
 
     def host_bytes(self, ranks: int) -> int | None:
         """Return the bytes of host memory that each of `ranks` ranks may use on CPUs, or None if the limit is unknown."""

@@ -196,6 +196,9 @@ FIGURES: tuple[Figure, ...] = (
     Figure("experts/rank_violation", "", "", NUMBER, "median", "",
            "with expert parallelism: (largest load of a rank / mean load of the ranks) - 1, maximum over blocks",
            over_ranks="mean", optional=True),
+    Figure("pipeline/idle_pct", "percent", "pipeline idle, computed", PERCENT, "once", "median",
+           "with `parallelism.pipeline`: share of a step in which a device waits for other stages, computed from the schedule's "
+           "order. Stages are assumed to take equally long, and a backward pass twice as long as a forward pass"),
     Figure("trace/compute_pct", "percent", "compute", PERCENT, "once", "",
            "`profiler=trace`: share of the profiled steps' time in which a compute kernel runs; mean over the traced ranks",
            higher_is_better=True),

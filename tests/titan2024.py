@@ -62,14 +62,14 @@ class Titan2024(Llama):
                 return self.wo(out.transpose(1, 2).contiguous().flatten(2))
 
         network = super().network(seq_len)
-        for block in network.layers:
+        for block in network.layers.values():
             if not self.fused_norm:
                 block.attention_norm = RMSNorm(self.dim, self.norm_eps)
                 block.ffn_norm = RMSNorm(self.dim, self.norm_eps)
             block.attention = Attention(self)
         if not self.fused_norm:
             network.norm = RMSNorm(self.dim, self.norm_eps)
-        assert isinstance(network.layers, nn.ModuleList)
+        assert isinstance(network.layers, nn.ModuleDict)
         return network
 
 

@@ -85,6 +85,14 @@ class Model(Option):
         """Return the reasons why `context` devices (more than 1) cannot share this model's sequences, or [] if they can."""
         return ["parallelism.context: this model cannot mix the tokens of several devices; use parallelism.context=1"]
 
+    def pipeline_problems(self) -> list[str]:
+        """Return the reasons why this model cannot be cut into pipeline stages, or [] if it can."""
+        return ["parallelism.pipeline: this model cannot be cut into stages; use parallelism.pipeline=1"]
+
+    def block_flops(self, seq_len: int) -> list[int]:
+        """Return the training FLOPs per token of each block, and of everything after the last block. A pipeline needs this."""
+        raise NotImplementedError
+
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
         """Return a message for each width that grouped matmuls reject, such as `dim`. tensor: tensor-parallel degree."""
         return []

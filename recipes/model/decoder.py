@@ -141,16 +141,35 @@ class Decoder(Model):
         attention term counts the full score matrix, ignoring causality, as torchtitan does. Each weight named
         `attention.wv` adds one attention term, so subclasses with other weight names must override this method.
         """
-        total, attention, goes_backward = 0, 0, not self.is_frozen("tok_embeddings.weight")
+        each = [flops for _, flops in self._weight_flops(seq_len)]
+        return Flops(sum(flops.total for flops in each), sum(flops.attention for flops in each))
+
+    def _weight_flops(self, seq_len: int) -> Iterator[tuple[str, Flops]]:
+        """Yield the name and the FLOPs of each weight. A weight used twice is yielded twice."""
+        goes_backward = not self.is_frozen("tok_embeddings.weight")
         for name, size in self.weights():
             trained = not self.is_frozen(name)
-            total += size * (2 + 2 * goes_backward + 2 * trained)
+            total = size * (2 + 2 * goes_backward + 2 * trained)
             goes_backward = goes_backward or trained
             passes = 3 if goes_backward else 1
-            total += self.other_flops(name) * passes
-            if name.endswith("attention.wv.weight"):
-                attention += 4 * self.n_heads * self.head_dim * seq_len * passes
-        return Flops(total + attention, attention)
+            attends = name.endswith("attention.wv.weight")
+            attention = 4 * self.n_heads * self.head_dim * seq_len * passes * attends
+            yield name, Flops(total + self.other_flops(name) * passes + attention, attention)
+
+    def block_flops(self, seq_len: int) -> list[int]:
+        found = [0] * (self.n_layers + 1)
+        for name, flops in self._weight_flops(seq_len):
+            stack, _, rest = name.partition(".")
+            found[int(rest.partition(".")[0]) if stack == "layers" else -1] += flops.total
+        return found
+
+    def pipeline_problems(self) -> list[str]:
+        if self.routed is None or self.routed.balance != "sequence_loss":
+            return []
+        return [
+            "model.experts.balance: sequence_loss is computed from the experts of all blocks, but parallelism.pipeline puts them "
+            "on several devices; use bias or none, or parallelism.pipeline=1"
+        ]
 
     def other_flops(self, name: str) -> int:
         """Return forward FLOPs per token that a weight causes outside matmuls and attention, such as in Mamba-2's recurrence."""

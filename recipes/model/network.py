@@ -47,6 +47,15 @@ class Network(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the logits, [batch, seq, vocab], or the mean loss (0-d, fp32) if targets are given. Inputs: [batch, seq]."""
 
+    def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
+        """Run the blocks of a pipeline stage. x: tokens for the first stage, otherwise the result of the previous stage. The last
+        stage returns the result of `forward`. Other stages return the residual stream, [batch, seq, dim]."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be cut into pipeline stages")
+
+    def stream_shape(self, batch: int, seq: int) -> tuple[int, ...]:
+        """Return the shape of the residual stream between pipeline stages."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be cut into pipeline stages")
+
     @abstractmethod
     def block_names(self) -> list[str]:
         """Return the names of the repeated blocks, in order. By default, each block is a unit to wrap, compile or recompute."""

@@ -186,18 +186,27 @@ class Transformer(Network):
         if blocks is None:
             blocks = (Block(config, FeedForward(config.dim, config.ffn_dim)) for _ in range(config.n_layers))
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(blocks)
+        self.layers = nn.ModuleDict({str(number): block for number, block in enumerate(blocks)})
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.tie_weights()
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        x = in_compute_dtype(self.tok_embeddings(tokens))
-        rope = self.positions(tokens)
-        for layer in self.layers:
-            x = layer(x, rope)
+        return self.forward_part(range(self.config.n_layers), tokens, targets)
+
+    def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
+        rope = self.positions(x if targets is None else targets)
+        if blocks.start == 0:
+            x = in_compute_dtype(self.tok_embeddings(x))
+        for number in blocks:
+            x = self.layers[str(number)](x, rope)
+        if blocks.stop < self.config.n_layers:
+            return x
         x = self.norm(x)
         return self.output(x) if targets is None else self.loss(self.output, x, targets)
+
+    def stream_shape(self, batch: int, seq: int) -> tuple[int, ...]:
+        return batch, seq, self.config.dim
 
     def positions(self, tokens: Tensor) -> Tensor | None:
         """Return the rotary table's rows for the tokens' positions, [seq, 2, head_dim]; None if positions are not encoded."""
@@ -232,7 +241,7 @@ class Transformer(Network):
             self.output.weight = self.tok_embeddings.weight
 
     def block_names(self) -> list[str]:
-        return [f"layers.{i}" for i in range(len(self.layers))]
+        return [f"layers.{number}" for number in self.layers]
 
     def initial(self, name: str) -> Initial:
         if name.endswith("norm.weight"):

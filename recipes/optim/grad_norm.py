@@ -25,9 +25,14 @@ def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
     return [g.to_local() if isinstance(g, DTensor) else g for g in gradients if g is not None]
 
 
-@torch.no_grad()
 def global_norm(trained: Sequence[Trainable], device: torch.device | None = None) -> Tensor:
-    """Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank. All ranks must pass the same parameters.
+    """Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank. The arguments are those of `squared_norm`."""
+    return squared_norm(trained, device).sqrt().float()
+
+
+@torch.no_grad()
+def squared_norm(trained: Sequence[Trainable], device: torch.device | None = None) -> Tensor:
+    """Return the squared 2-norm of full gradients: 0-d, fp64. All ranks of a parameter's groups must pass the same parameters.
 
     The norm is accumulated in fp64. The rounding error of an fp32 sum on a CPU (relative error 2e-6) depends on how gradients are
     sharded. With an fp32 norm, clipping would make the otherwise equal results of FSDP1 and FSDP2 differ.
@@ -44,11 +49,12 @@ def global_norm(trained: Sequence[Trainable], device: torch.device | None = None
         for group in shard_groups:
             dist.all_reduce(square, group=group)
         total += square
-    return total.sqrt().float()
+    return total
 
 
 @torch.no_grad()
 def clip_by_norm(trained: Sequence[Trainable], norm: Tensor, max_norm: float) -> None:
     """Scale gradients in place if `norm` exceeds `max_norm`. The host waits for the device only if gradients are on the host."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(local_gradients(trained), factor.to(trained[0].parameter.device))
+    if gradients := local_gradients(trained):  # a pipeline stage may have none
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device))

@@ -63,7 +63,7 @@ class AdamW(Optimizer):
         import torch
 
         return torch.optim.AdamW(
-            parameters,
+            [{"params": list(parameters)}],  # in a group, the list may be empty: a pipeline stage may train nothing
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,
@@ -75,8 +75,10 @@ class AdamW(Optimizer):
 
 def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
     """Take one optimizer step if the global gradient norm is finite. The host waits for the device unless `fused` is set."""
-    device = optimizer.param_groups[0]["params"][0].device  # the host, if parameters are offloaded
-    finite = grad_norm.isfinite().to(device)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    if not parameters:  # nothing is trained in this pipeline stage
+        return
+    finite = grad_norm.isfinite().to(parameters[0].device)  # the host, if parameters are offloaded
     if all(group.get("fused") for group in optimizer.param_groups):
         optimizer.found_inf = (~finite).to(grad_norm.dtype)  # type: ignore[attr-defined]
         optimizer.step()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects, AutoCount, Count, Option, whole
+from meshrunner.recipes.parallelism.pipeline.stages import SCHEDULES, Schedule
 from meshrunner.recipes.parallelism.unit_sizes import Stored, Traffic, UnitParameters, Units
 from meshrunner.recipes.parallelism.wrap_policy import RESHARD, Reshard, WrapPlan
 
@@ -33,10 +34,12 @@ class Degrees(NamedTuple):
     context: int = 1
     """Number of ranks that hold different parts of the same sequences. These ranks are neighbours in the dimension `shard`, which
     includes them, or in `replicate` if nothing is sharded. They hold the same weights, or different shards of them."""
+    pipeline: int = 1
+    """Number of groups of devices that hold different blocks. It is the outermost dimension."""
 
     @property
     def devices(self) -> int:
-        return self.replicate * self.shard * self.tensor
+        return self.pipeline * self.replicate * self.shard * self.tensor
 
     @property
     def data(self) -> int:
@@ -78,37 +81,55 @@ class Parallelism(Option):
     """Whether backward all-gathers a unit once per forward call, and embeddings never. If false: a unit once per micro batch."""
 
     shard: AutoCount
-    """Devices that parameters, gradients and optimizer state are sharded over. auto: devices / (replicate x context x tensor)."""
+    """Devices that parameters, gradients and optimizer state are sharded over. auto: all devices / the other degrees."""
     replicate: Count
     """Model replicas, each sharded over `shard` devices."""
     tensor: Count
     """Devices that each matmul is split over."""
     context: Count = 1
-    """Devices that share each sequence and the shards of weights."""
+    """Devices that share each sequence."""
     context_method: Literal["allgather", "ulysses"] = "allgather"
     """Exchange between `context` devices for attention. allgather: gather keys and values. ulysses: exchange tokens for heads."""
+    pipeline: Count = 1
+    """Groups of devices that hold different blocks."""
+    pipeline_schedule: Literal[
+        "1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipe_v"
+    ] = "1f1b"
+    """Order of the forward and backward passes of micro batches."""
+    pipeline_stages: AutoCount = "auto"
+    """Stages per device. auto: 1 or 2."""
+    pipeline_split: list[Count] | None = None
+    """Blocks per stage. null: by FLOPs."""
     expert: Count = 1
-    """Devices that divide the experts of a block and exchange tokens. Each expert is sharded over shard / expert devices."""
+    """Devices that divide the experts and exchange tokens."""
     sequence_parallel: bool
-    """Whether to shard the residual stream along the sequence over the `tensor` devices."""
+    """Whether `tensor` shards the residual stream along the sequence."""
     loss_parallel: bool
-    """Whether to keep the logits and the cross entropy sharded along the vocabulary over the `tensor` devices."""
+    """Whether `tensor` keeps logits sharded along the vocabulary."""
     reshard_after_forward: Annotated[
         int | Literal["auto", "always", "never", "except_last"], whole("auto", *RESHARD, at_least=2)
     ]
-    """Whether to free gathered parameters after forward and gather them again in backward. except_last: free
-    all units except the last block, which backward needs immediately. A number N: keep 1/N of a unit.
-    auto: never if `shard` is 1, otherwise always."""
+    """Whether to free gathered parameters after forward. except_last: free all but the last block, which backward needs at once.
+    N: keep 1/N of a unit. auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
-    """Time at which FSDP reduces gradients. reduce: after every micro batch, so a device stores a shard of the gradients
-    (FSDP2's replicas all-reduce once per step). hold: after the last micro batch, so a device stores unsharded gradients
-    until then (FSDP1: in the compute dtype). DDP does not shard."""
+    """Time at which FSDP reduces gradients. reduce: after every micro batch (FSDP2's replicas all-reduce once per step). hold:
+    after the last one, so a device stores unsharded gradients until then (FSDP1: in the compute dtype)."""
 
     @property
     def sequence_pieces(self) -> int:
         """Number of equal pieces into which context parallelism cuts a sequence, including those of sequence parallelism."""
         chunks = self.context * (2 if self.context_method == "allgather" else 1)
         return chunks * (self.tensor if self.sequence_parallel else 1)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that `pipeline_schedule` names."""
+        return SCHEDULES[self.pipeline_schedule]
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Value of `pipeline_stages`, with `auto` resolved."""
+        return self.schedule.stages if self.pipeline_stages == "auto" else self.pipeline_stages
 
     @property
     def units_ahead(self) -> int:
@@ -139,13 +160,14 @@ class Parallelism(Option):
         """Return the degrees, with `shard: auto` resolved. Raise ConfigError if they do not fit `nodes` x `workers` devices."""
         world = nodes * workers
         have = f"launch.nodes({nodes}) x launch.workers({workers}) = {world}"
-        others = self.replicate * self.context * self.tensor
+        others = self.pipeline * self.replicate * self.context * self.tensor
         context = f" x context({self.context})" if self.context > 1 else ""
-        given = f"replicate({self.replicate}){context} x tensor({self.tensor})"
+        pipeline = f"pipeline({self.pipeline}) x " if self.pipeline > 1 else ""
+        given = f"{pipeline}replicate({self.replicate}){context} x tensor({self.tensor})"
         if self.shard == "auto" and world % others:
             raise ConfigError(f"parallelism: {given} = {others} does not divide {have}")
         shard = world // others if self.shard == "auto" else self.shard
-        degrees = Degrees(self.replicate, shard * self.context, self.tensor, self.context)
+        degrees = Degrees(self.replicate, shard * self.context, self.tensor, self.context, self.pipeline)
         if degrees.devices != world:
             raise ConfigError(f"parallelism: shard({self.shard}) x {given} = {degrees.devices}, but {have}")
         if degrees.shard % self.expert:
@@ -172,7 +194,9 @@ class Parallelism(Option):
 
     def untraceable(self) -> str | None:
         """Return the reason why a step cannot be traced on the meta device, or None if tracing is possible."""
-        return None
+        if self.pipeline == 1:
+            return None
+        return "a trace of one rank shows neither how long pipeline stages wait for each other nor the memory of other stages"
 
     def check_units(self, network: Network, plan: WrapPlan) -> None:
         """Raise ConfigError if this kind of parallelism cannot wrap the units of a wrap plan."""

@@ -44,7 +44,7 @@ class DDP(Parallelism):
         initialiser.materialise(model)
         return DistributedDataParallel(
             model,
-            process_group=(mesh["replicate"] if replicas(mesh) > 1 else mesh).get_group(),
+            process_group=mesh["replicate" if replicas(mesh) > 1 else "shard"].get_group(),
             bucket_cap_mb=self.bucket_cap_mb,
             gradient_as_bucket_view=True,
             init_sync=False,  # the replicas are equal by construction

@@ -34,12 +34,12 @@ class FSDP2(Parallelism):
     gathers_per_call: ClassVar[bool] = True
 
     prefetch: Annotated[int, whole(at_least=0)]
-    """Number of units that are all-gathered ahead of the current unit. 0: torch's default, one unit."""
+    """Units to all-gather ahead. 0: torch's default, one."""
     cpu_offload: bool
-    """Whether to store sharded parameters, gradients and optimizer state in host memory, and run the optimizer on the CPU."""
+    """Whether the optimizer, its state, parameters and gradients are on the host."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
-    """Memory for communication buffers. dynamic: torch allocates a buffer for each collective. max_pool, scheduled: each unit has
-    a buffer at a fixed address. process_group, symmetric: NCCL allocates the buffers."""
+    """Memory for communication buffers. dynamic: torch allocates a buffer for each collective. max_pool, scheduled: units have
+    buffers at fixed addresses. process_group, symmetric: NCCL allocates them."""
 
     @property
     def plans_buffers(self) -> bool:
@@ -86,7 +86,7 @@ class FSDP2(Parallelism):
             return "parallelism.cpu_offload moves parameters between host and device, which FSDP2 cannot do on the meta device"
         if self.buffers in NCCL_BUFFERS:
             return f"parallelism.buffers={self.buffers} takes memory from NCCL's pools, which exist only on a GPU"
-        return None
+        return super().untraceable()
 
     def mixes_dtypes(self) -> bool:
         from torch.distributed.fsdp import MixedPrecisionPolicy

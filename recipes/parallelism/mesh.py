@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
     """Return the sizes of the mesh dimensions, outermost first. `shard` is always included, because a mesh needs a dimension."""
-    sizes = {"replicate": degrees.replicate, "shard": degrees.shard, "tensor": degrees.tensor}
+    sizes = {"pipeline": degrees.pipeline, "replicate": degrees.replicate}
+    sizes |= {"shard": degrees.shard, "tensor": degrees.tensor}
     return {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
 
 
-def expert_mesh_dims(replicate: int, shard: int, expert: int) -> dict[str, int]:
+def expert_mesh_dims(replicate: int, shard: int, expert: int, pipeline: int) -> dict[str, int]:
     """Return the sizes of the expert mesh's dimensions, outermost first. `expert`, whose ranks exchange tokens, is innermost."""
+    around = {"pipeline": pipeline, "replicate": replicate}
     own = {"expert_shard": shard // expert, "expert": expert}
-    return {"replicate": replicate} | own if replicate > 1 else own
+    return {name: size for name, size in around.items() if size > 1} | own
 
 
 def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
-    """Build the mesh. `replicate` is outermost (across nodes), and `tensor` innermost (adjacent devices, the fastest links)."""
+    """Build the mesh. `pipeline` is outermost (across nodes), and `tensor` innermost (adjacent devices, the fastest links)."""
     return named_mesh(device_type, mesh_dims(degrees))
 
 
@@ -41,7 +43,7 @@ def named_mesh(device_type: str, dims: dict[str, int]) -> DeviceMesh:
 
 def place(mesh: DeviceMesh, degrees: Degrees) -> tuple[int, int]:
     """Return this rank's number among the ranks with different sequences, and its number among those that share its sequences."""
-    return divmod(mesh.get_rank() // degrees.tensor, degrees.context)
+    return divmod(mesh.get_rank() % (degrees.devices // degrees.pipeline) // degrees.tensor, degrees.context)
 
 
 def context_group(mesh: DeviceMesh, layout: Parallelism) -> ProcessGroup:
@@ -63,7 +65,7 @@ def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """Return the process groups of the data-parallel mesh dimensions. Summing over each in turn counts each token once."""
+    """Return the process groups of ranks with different tokens or blocks. Summing over each in turn counts each token once."""
     names = mesh.mesh_dim_names or ()
     return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
 
@@ -89,7 +91,7 @@ def split_model(network: Network, mesh: DeviceMesh, layout: Parallelism) -> froz
     if layout.expert > 1:
         from meshrunner.recipes.model.experts.feed_forward import split_over_experts
 
-        dims = expert_mesh_dims(replicas(mesh), mesh["shard"].size(), layout.expert)
+        dims = expert_mesh_dims(replicas(mesh), mesh["shard"].size(), layout.expert, layout.pipeline)
         split_over_experts(network, named_mesh(mesh.device_type, dims))
     return tensor_parallel
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshrunner.recipes.parallelism.wrap_policy import WrapPlan, unit_parameters
@@ -80,13 +80,18 @@ def stack_shard_dim(shape: Sequence[int], ranks: int) -> int:
     return int(shape[0] % ranks > 0 and shape[1] % ranks == 0)
 
 
-def local_parameters(network: Network, plan: WrapPlan, tensor: int, expert: int = 1) -> dict[str, UnitParameters]:
-    """Return each unit's parameters on one device before FSDP shards them, keyed by unit name. tensor, expert: degrees."""
+def local_parameters(
+    network: Network, plan: WrapPlan, tensor: int, expert: int = 1, modules: Collection[str] | None = None
+) -> dict[str, UnitParameters]:
+    """Return each unit's parameters on one device before FSDP shards them, keyed by unit name. tensor, expert: degrees. modules:
+    names of the modules that the device holds; None: all."""
     split = _split_dims(network) if tensor > 1 else {}
     found = {}
     for name, parameters in unit_parameters(network, plan).items():
         local = []
         for parameter_name, parameter in parameters.items():
+            if modules is not None and not any(parameter_name.startswith(f"{each}.") for each in modules):
+                continue
             shape = list(parameter.shape)
             if (dim := split.get(parameter_name)) is not None:
                 shape[dim] = -(-shape[dim] // tensor)

@@ -30,7 +30,7 @@ def fit(experiment: Experiment, workers: int) -> None:
         found.append(f"measure_after({given}): compile.cuda_graph captures step {first}; use at least {first}")
     try:
         degrees = layout.degrees(experiment.launch.nodes, workers)
-        experiment.accumulation(degrees.data)
+        found += experiment.pipeline_problems(experiment.accumulation(degrees.data)[1])
     except ConfigError as error:
         found.append(str(error))
     else:

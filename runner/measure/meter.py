@@ -82,13 +82,24 @@ class RunMeter:
                 "device_memory_gib": self.device.total_gib,
                 "data": describe_data(),
             }
-            self._add_to_summary(facts)
+            self._add_to_summary(facts | self._pipeline_facts())
         self.profiler.started(device, self.resumed_at)
         compiles = self.experiment.compile.compiles
         self.doing("compiling, in the first step" if compiles else "the first step")
         self.window_begin = time.perf_counter()
         self.step = self.resumed_at + 1
         self._begin_step()
+
+    def _pipeline_facts(self) -> dict[str, Any]:
+        layout = self.experiment.parallelism
+        if layout.pipeline == 1:
+            return {}
+        from meshrunner.recipes.parallelism.pipeline.idle import idle_share
+
+        data = layout.degrees(1, self.context.world_size).data
+        micro_batches = self.experiment.accumulation(data)[1]
+        idle = idle_share(layout.schedule, layout.pipeline, layout.stages_per_rank, micro_batches)
+        return {"pipeline/idle_pct": 100 * idle, "pipeline/split": self.experiment.pipeline_split()}
 
     def resumed(self, step: int, tokens: int) -> None:
         self.resumed_at, self.tokens_before = step, tokens

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import ConfigError
@@ -25,7 +26,7 @@ from meshrunner.recipes.parallelism.buffers import buffer_pool
 from meshrunner.recipes.parallelism.buffers.buffer_pool import BufferPool, pools_of
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.parallelism.unit_sizes import local_parameters
-from meshrunner.recipes.pretrain import assemble, update
+from meshrunner.recipes.pretrain import update
 from tests.composed import experiment
 from tests.dist.ranks import on_ranks
 from tests.dist.test_experts import EXPERTS

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
+from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.checkpoint import save as save_module
 from meshrunner.recipes.checkpoint.on_disk import (
     Consumed,
@@ -32,11 +33,11 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import NotSaved
 from meshrunner.recipes.model.network import network_of
-from meshrunner.recipes.parallelism.mesh import build_mesh
-from meshrunner.recipes.pretrain import assemble, train, update
+from meshrunner.recipes.parallelism.mesh import build_mesh, place
+from meshrunner.recipes.pretrain import train, update
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
-from tests.dist.test_layouts import CPU, Recorder, relative, whole, whole_values
+from tests.dist.test_layouts import CPU, Recorder, relative, union, whole, whole_values
 
 LAYOUTS = {
     "single": (1, "parallelism=single micro_batch=12"),
@@ -51,6 +52,8 @@ LAYOUTS = {
     "tp-2-whole-sequence": (2, "parallelism=tp parallelism.sequence_parallel=false micro_batch=12"),
     "fsdp2_tp-4": (4, "parallelism=fsdp2_tp micro_batch=6"),
     "fsdp1_tp-4": (4, "parallelism=fsdp1_tp micro_batch=6"),
+    "pipeline-3": (3, "parallelism=single parallelism.pipeline=3 micro_batch=4"),
+    "pipeline-2 x fsdp2-2": (4, "parallelism=fsdp2_pp micro_batch=3"),
 }
 SOME = ("single", "fsdp2-3", "tp-2")
 TIED = ("ddp-2", "fsdp1-2", "fsdp2-3", "fsdp2_tp-4")
@@ -83,7 +86,7 @@ def assembled(*overrides: str) -> Assembled:
         recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
-        rank=mesh.get_rank() // degrees.tensor,
+        rank=place(mesh, degrees)[0],
         ranks=degrees.data,
         device=CPU,
     )
@@ -106,7 +109,7 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
         of_optimizer |= scalars
     loads = network_of(model).loads
     biases = {"expert_bias": loads.bias.clone()} if loads is not None else {}
-    return whole_values(model, gradients=False) | biases | of_optimizer
+    return union(whole_values(model, gradients=False) | biases | of_optimizer)
 
 
 def save(folder: Path, overrides: tuple[str, ...]) -> int:

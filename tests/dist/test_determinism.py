@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.determinism import compute_deterministically
 from meshrunner.recipes.parallelism.mesh import build_mesh
-from meshrunner.recipes.pretrain import assemble, backward, train
+from meshrunner.recipes.pretrain import backward, train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 from tests.dist.test_checkpoint import KEPT, interrupted

@@ -24,7 +24,18 @@ from meshrunner.recipes.model.network import Loads, network_of
 from tests.composed import SMALL, experiment
 from tests.dist import test_checkpoint as checkpoints
 from tests.dist.ranks import on_ranks
-from tests.dist.test_layouts import CONTEXT, CPU, ULYSSES, Difference, Recorder, difference, observe
+from tests.dist.test_layouts import (
+    CONTEXT,
+    CPU,
+    INTERLEAVED,
+    PIPELINE,
+    ULYSSES,
+    ZBV,
+    Difference,
+    Recorder,
+    difference,
+    observe,
+)
 from tests.dist.test_recompute import products
 
 EXPERTS = (
@@ -125,6 +136,9 @@ LAYOUTS = [
     (2, "parallelism=fsdp2 parallelism.expert=2 parallelism.reshard_after_forward=never"),
     (2, "parallelism=fsdp2 parallelism.expert=2 parallelism.cpu_offload=true"),
     (2, "parallelism=fsdp2 parallelism.expert=2 wrap=root_only"),
+    (2, f"parallelism=single {PIPELINE} {ZBV}"),
+    (4, f"parallelism=fsdp2 {PIPELINE} {INTERLEAVED} parallelism.expert=2 micro_batch=2 {SELECTIVE}"),
+    (4, f"parallelism=tp {PIPELINE} micro_batch=3"),
     (2, "parallelism=fsdp2 parallelism.expert=2 model.freeze=[layers.1.feed_forward.experts.*]"),
     (4, "parallelism=fsdp2 parallelism.expert=2"),
     (4, f"parallelism=fsdp2 parallelism.expert=2 micro_batch=3 {FULL} {SOFTMAX}"),

@@ -12,11 +12,12 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.parallelism.unit_sizes import local_parameters
-from meshrunner.recipes.pretrain import assemble, backward
+from meshrunner.recipes.pretrain import backward
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 

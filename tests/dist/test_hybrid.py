@@ -15,7 +15,7 @@ from tests.composed import SMALL
 from tests.dist import test_checkpoint as checkpoints
 from tests.dist.ranks import on_ranks
 from tests.dist.test_experts import FULL, SELECTIVE, compare, graphs, reference
-from tests.dist.test_layouts import CONTEXT, ULYSSES
+from tests.dist.test_layouts import CONTEXT, NEVER, ULYSSES, ZBV
 
 HYBRID = (
     "model=hybrid_tiny",
@@ -33,6 +33,7 @@ HYBRID = (
 RELU2 = "model.ffn=relu2 model.rope_theta=1e4"
 SEQUENCE_LOSS = "model.experts.balance=sequence_loss"
 DENSE = "model.pattern=M*-M model.experts=null"
+STAGES = "parallelism.pipeline=2"
 TIED = "model.tie_embeddings=true"
 LAYOUTS = [
     (1, "parallelism=single micro_batch=4"),
@@ -74,6 +75,11 @@ LAYOUTS = [
     (2, f"parallelism=fsdp2 {CONTEXT} micro_batch=2 {RELU2}"),
     (2, f"parallelism=fsdp1 {CONTEXT} {ULYSSES} {DENSE}"),
     (4, f"parallelism=fsdp2_tp {CONTEXT} micro_batch=3 {FULL}"),
+    (2, f"parallelism=fsdp2 {STAGES} {ZBV} {NEVER} micro_batch=3"),
+    (4, f"parallelism=ddp {STAGES} micro_batch=3"),
+    (4, f"parallelism=fsdp2 {STAGES} parallelism.expert=2 micro_batch=2 {FULL}"),
+    (4, f"parallelism=tp {STAGES} micro_batch=3"),
+    (4, f"parallelism=fsdp2 {STAGES} {CONTEXT} micro_batch=3"),
 ]
 QUICK = (
     (2, "parallelism=fsdp1 micro_batch=2"),

@@ -17,20 +17,29 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
+from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.model.network import network_of
-from meshrunner.recipes.optim.grad_norm import global_norm
+from meshrunner.recipes.optim.grad_norm import global_norm, squared_norm
 from meshrunner.recipes.parallelism.mesh import build_mesh, place
+from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
 from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
-from meshrunner.recipes.pretrain import assemble, backward, train
+from meshrunner.recipes.pretrain import backward, train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import RankError, on_ranks
 
 CPU = torch.device("cpu")
 CONTEXT, ULYSSES = "parallelism.context=2 seq_len=36", "parallelism.context_method=ulysses"
+PIPELINE = "parallelism.pipeline=2 model.n_layers=5"
+NEVER = "parallelism.reshard_after_forward=never"
+GPIPE, INTERLEAVED, LOOPED, ZERO_BUBBLE, ZBV, DUALPIPE = (
+    f"parallelism.pipeline_schedule={name}"
+    for name in ("gpipe", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipe_v")
+)
+SPLIT = (ZERO_BUBBLE, ZBV, DUALPIPE)
 LAYOUTS = [
     (1, "parallelism=fsdp2"),
     (2, "parallelism=fsdp2"),
@@ -149,6 +158,38 @@ LAYOUTS = [
         f"parallelism=fsdp2 {CONTEXT} {ULYSSES} activation_checkpoint=selective_op compile=per_block compile.backend=aot_eager",
     ),
     (2, f"parallelism=fsdp2 {CONTEXT} compile=whole_model compile.backend=aot_eager"),
+    *((2, f"parallelism=single {PIPELINE} {schedule}") for schedule in ("", GPIPE, INTERLEAVED, LOOPED, *SPLIT)),
+    (4, "parallelism=single parallelism.pipeline=4 model.n_layers=5"),
+    (4, f"parallelism=single parallelism.pipeline=4 {INTERLEAVED} model.n_layers=9"),
+    (4, f"parallelism=single parallelism.pipeline=4 {ZBV} model.n_layers=9"),
+    *((4, f"parallelism={kind} {PIPELINE} {schedule}") for kind in ("ddp", "fsdp2") for schedule in ("", INTERLEAVED)),
+    *((4, f"parallelism=fsdp2 {PIPELINE} {NEVER} {schedule}") for schedule in SPLIT),
+    (4, f"parallelism=fsdp2 {PIPELINE} wrap=root_only {ZBV}"),
+    (4, f"parallelism=fsdp2 {PIPELINE} parallelism.pipeline_split=[1,4]"),
+    (4, f"parallelism=fsdp2 {PIPELINE} parallelism.cpu_offload=true"),
+    (8, f"parallelism=hsdp2 {PIPELINE}"),
+    (4, f"parallelism=tp {PIPELINE} micro_batch=3"),
+    (4, f"parallelism=tp {PIPELINE} micro_batch=3 parallelism.sequence_parallel=false"),
+    (4, f"parallelism=tp {PIPELINE} micro_batch=3 parallelism.loss_parallel=false"),
+    (4, f"parallelism=tp {PIPELINE} micro_batch=3 {NEVER} {ZBV}"),
+    (4, f"parallelism=fsdp2 {PIPELINE} loss=chunked loss.tokens=13"),
+    (4, f"parallelism=tp {PIPELINE} micro_batch=3 loss=chunked loss.tokens=5"),
+    *(
+        (2, f"parallelism=fsdp2 {PIPELINE} model.freeze=[{frozen}]")
+        for frozen in (
+            "tok_embeddings.*,layers.[012].*",
+            "layers.[234].*,norm.*,output.*",
+            "tok_embeddings.*,layers.1.*",
+        )
+    ),
+    *(
+        (4, f"parallelism=fsdp2 {PIPELINE} activation_checkpoint={kind} compile={compilation}")
+        for kind in ("full", "selective_layer", "selective_op")
+        for compilation in ("eager", "per_block compile.backend=aot_eager")
+    ),
+    (4, f"parallelism=fsdp2 {PIPELINE} {CONTEXT}"),
+    (4, f"parallelism=ddp {PIPELINE} {CONTEXT} {ULYSSES} {INTERLEAVED}"),
+    (4, f"parallelism=fsdp2 {PIPELINE} {CONTEXT} {NEVER} {ZERO_BUBBLE}"),
     (8, "parallelism=fsdp2_tp parallelism.replicate=2 micro_batch=3"),
     (8, "parallelism=fsdp1_tp parallelism.replicate=2 micro_batch=3"),
 ]
@@ -214,6 +255,13 @@ def whole_values(model: nn.Module, *, gradients: bool) -> dict[str, Tensor]:
         return {name: whole(value) for name, value in named.items() if value is not None}
 
 
+def union(named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of all ranks. Pipeline ranks have different ones."""
+    parts: list[dict[str, Tensor]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(parts, named)
+    return {name: value for part in parts for name, value in part.items()}
+
+
 def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
     """Return initial weights, gradients and norm of the first step, then losses and norms of a whole run. On every rank."""
     recipe, world = experiment(*overrides), dist.get_world_size()
@@ -237,7 +285,11 @@ def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
     gradients = {
         name: gradient for name, gradient in gradients.items() if name in names
     }  # FSDP1 has zeros for frozen ones
-    norm = global_norm(trained).item()
+    square = squared_norm(trained, CPU)
+    if degrees.pipeline > 1:
+        weights, gradients = union(weights), union(gradients)
+        (square,) = pipelines[model].summed([square])
+    norm = square.sqrt().item()
     recorder = Recorder()
     train(recipe, recorder, device=CPU, nodes=1, workers=world)
     found: dict[str, Any] = {"norm": norm, "losses": recorder.losses, "norms": recorder.norms}
@@ -309,6 +361,9 @@ def relative(a: Tensor, b: Tensor) -> float:
     "1x parallelism=single loss=chunked loss.tokens=13",
     f"2x parallelism=ddp {CONTEXT}",
     f"2x parallelism=fsdp1 {CONTEXT} {ULYSSES}",
+    f"4x parallelism=fsdp2 {PIPELINE} {INTERLEAVED}",
+    f"2x parallelism=single {PIPELINE} {ZBV}",
+    f"4x parallelism=tp {PIPELINE} micro_batch=3",
 )
 @pytest.mark.parametrize(("world", "layout"), LAYOUTS, ids=[f"{world}x {layout}" for world, layout in LAYOUTS])
 def test_layout_equals_one_process(world: int, layout: str) -> None:

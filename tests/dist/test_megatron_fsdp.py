@@ -13,11 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.parallelism import megatron_fsdp
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.parallelism.unit_sizes import local_parameters
-from meshrunner.recipes.pretrain import assemble, backward
+from meshrunner.recipes.pretrain import backward
 from tests.composed import SMALL, experiment
 from tests.dist import test_layouts
 from tests.dist.megatron_shim import on_cpu

@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.data.loader import micro_batches
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.parallelism.mesh import build_mesh
-from meshrunner.recipes.pretrain import assemble, update
+from meshrunner.recipes.pretrain import update
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.ledger.allocations import PeakMemory
 from meshrunner.runner.ledger.memory_ledger import MemoryLedger

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.parallel import loss_parallel
 
+from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.compatibility import problems
 from meshrunner.recipes.parallelism.mesh import build_mesh
-from meshrunner.recipes.pretrain import assemble, backward
+from meshrunner.recipes.pretrain import backward
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import RankError, on_ranks
 from tests.dist.test_layouts import compare

@@ -26,6 +26,7 @@ GUIDES = (
     "experts",
     "hybrid",
     "context",
+    "pipeline",
     "buffers",
     "add_a_model",
 )

@@ -163,7 +163,7 @@ def test_the_loop_has_the_settings_of_meshrunner() -> None:
 
 def built(*overrides: str) -> tuple[Experiment, Transformer]:
     """Meshrunner's network of the shape above, with its loss and recomputation, as one process trains it."""
-    from meshrunner.recipes.pretrain import recompute_and_compile
+    from meshrunner.recipes.assembly import recompute_and_compile
 
     words = [f"model.{key}={value}" for key, value in ON_ITS_OWN._asdict().items()]
     checked = experiment("parallelism=single", f"seq_len={SEQ_LEN}", *words, *overrides)

@@ -55,7 +55,7 @@ def test_the_meter_writes_what_the_table_has_and_nothing_else() -> None:
 
 def test_what_profilers_add_is_in_the_table() -> None:
     added = {each.key for each in FIGURES if each.over_steps == "once" and not each.predicts}
-    added -= {"perf/time_to_first_step_s", "perf/wps_error", "perf/tokens_per_cpu_s_error"}
+    added -= {"perf/time_to_first_step_s", "perf/wps_error", "perf/tokens_per_cpu_s_error", "pipeline/idle_pct"}
     assert added == {KEYS[0], *(f"trace/{name}" for name in Shares._fields)}
 
 
@@ -113,6 +113,7 @@ def test_the_keys_of_json_and_csv_stay() -> None:
         *("perf/communication_s_median", "perf/checkpoint_time_s", "perf/time_to_first_step_s"),
         "train/final_loss",
         "experts/max_violation_median",
+        "pipeline/idle_pct",
     ]
 
 

@@ -33,33 +33,41 @@ class MoETransformer(Transformer):
         self.experts = experts
         self.rows: dict[int, int] = {}
         """Row index in `expert_bias` of each block with experts, keyed by block number."""
-        for number, block in enumerate(self.layers):
+        for number, block in enumerate(self.layers.values()):
             if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward):
                 self.rows[number] = len(self.rows)
         if experts is not None:
             self.register_buffer("expert_bias", torch.empty(len(self.rows), experts.number))
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or the cross entropy if targets are given. The balance loss changes the gradient, not the result."""
-        x = in_compute_dtype(self.tok_embeddings(tokens))
-        x, balance = self.through_blocks(x, self.positions(tokens), count=targets is not None)
+    def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
+        """The balance loss changes the gradient, not the result."""
+        rope = self.positions(x if targets is None else targets)
+        if blocks.start == 0:
+            x = in_compute_dtype(self.tok_embeddings(x))
+        x, balance = self.through_blocks(blocks, x, rope, count=targets is not None)
+        if blocks.stop < self.config.n_layers:
+            return x
         x = self.norm(x)
         if targets is None:
             return self.output(x)
         return with_gradient_of(self.loss(self.output, x, targets), balance)
 
-    def through_blocks(self, x: Tensor, rope: Tensor | None, *, count: bool) -> tuple[Tensor, Tensor | None]:
+    def through_blocks(
+        self, blocks: range, x: Tensor, rope: Tensor | None, *, count: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the last block's output and the weighted balance loss (0-d or None). count: whether to count routed tokens."""
         loads, balances = [], []
-        for number, block in enumerate(self.layers):
+        for number in blocks:
+            block = self.layers[str(number)]
             if (row := self.rows.get(number)) is None:
                 x = block(x, rope)
             else:
                 x, load, balance = block(x, rope, self.expert_bias[row])
                 loads.append(load)
                 balances.append(balance)
-        if self.loads is not None and count and torch.is_grad_enabled():
-            self.loads.tokens += torch.stack(loads)
+        if self.loads is not None and loads and count and torch.is_grad_enabled():
+            first = sum(number < blocks.start for number in self.rows)
+            self.loads.tokens[first : first + len(loads)] += torch.stack(loads)
         if self.experts is None or self.experts.balance != "sequence_loss":
             return x, None
         weighted = self.experts.balance_rate * torch.stack(balances).sum()

@@ -121,17 +121,22 @@ class HybridTransformer(MoETransformer):
         super().__init__(config, seq_len, [BLOCKS[letter](config) for letter in config.pattern], config.experts)
         self.mtp = nn.ModuleList(PredictionBlock(config) for _ in range(config.mtp.depth))
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or, given `targets`, the next token's loss. Balance and multi-token losses affect only the gradients."""
-        rope, rows = self.positions(tokens), [tokens]
+    def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
+        """Balance and multi-token losses affect only the gradients, not the result. With multi-token prediction, the residual
+        stream is followed by the embeddings of shifted targets, which the first stage looks up and the last stage uses:
+        [rows x batch, seq, dim]."""
+        rope, rows = self.positions(x if targets is None else targets), [x]
         if targets is not None:
-            all_targets = self.whole(targets, 1) if len(self.mtp) else targets
-            rows += [self.own(all_targets.roll(-ahead, 1), 1) for ahead in range(len(self.mtp))]
+            all_targets = self.whole(targets, 1) if self.config.mtp.depth else targets
+            rows += [self.own(all_targets.roll(-ahead, 1), 1) for ahead in range(self.config.mtp.depth)]
             # Make this slice of longer sequences contiguous like the shifted targets, so that the loss is compiled only once.
             targets = targets.clone(memory_format=torch.contiguous_format)
-        # One lookup for all rows, so that FSDP gathers the table once: [rows x batch, seq, dim].
-        x, *between = in_compute_dtype(self.tok_embeddings(torch.cat(rows))).chunk(len(rows))
-        x, balance = self.through_blocks(x, rope, count=targets is not None)
+        if blocks.start == 0:  # one lookup for all rows, so that FSDP gathers the table once
+            x = in_compute_dtype(self.tok_embeddings(torch.cat(rows)))
+        x, *between = x.chunk(len(rows))
+        x, balance = self.through_blocks(blocks, x, rope, count=targets is not None)
+        if blocks.stop < self.config.n_layers:
+            return torch.cat((x, *between))
         hidden = self.norm(x)
         if targets is None:
             return self.output(hidden)
@@ -149,16 +154,19 @@ class HybridTransformer(MoETransformer):
         weighted = self.config.mtp.loss_weight * mtp_loss
         return with_gradient_of(loss, weighted if balance is None else balance + weighted)
 
+    def stream_shape(self, batch: int, seq: int) -> tuple[int, ...]:
+        return (1 + self.config.mtp.depth) * batch, seq, self.config.dim
+
     def block_names(self) -> list[str]:
         return [*super().block_names(), *(f"mtp.{ahead}" for ahead in range(len(self.mtp)))]
 
     def multiplied_modules(self) -> list[nn.Module]:
-        further_on = [each for module in self.mtp for each in (module, self.output)]
+        further_on = [each for module in self.mtp or () for each in (module, self.output)]
         return [self.layers, self.norm, self.output, *further_on]
 
     def reset_buffers(self) -> None:
         super().reset_buffers()
-        if len(self.mtp):
+        if self.config.mtp.depth:
             self.observed = {**self.observed, "train/mtp_loss": torch.zeros(())}
 
     def stays_fp32(self, name: str) -> bool:

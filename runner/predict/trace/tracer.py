@@ -17,6 +17,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshrunner.recipes import pretrain
+from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.data.loader import micro_batches
 from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.recipes.model.network import network_of
@@ -95,7 +96,7 @@ def _trace(
         group.callback(dist.destroy_process_group)
         mesh = build_mesh("cpu", degrees)  # a mesh cannot be on meta
         with _before_first_weight(lambda: recording.enter_context(recorder)):
-            model, trained, _ = pretrain.assemble(recipe, mesh, META)
+            model, trained, _ = assemble(recipe, mesh, META)
         micro = recipe.accumulation(degrees.data)[1]
         optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
         for step in range(STEPS):

@@ -16,6 +16,7 @@ from meshrunner.runner.config.devices import ExpectedDevices, check_on_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import console, one_line, table_of
 from meshrunner.runner.process.garbage import garbage_collection_disabled
+from meshrunner.runner.verbs.planning.stages import largest_rank, stage_table, stages_of
 from meshrunner.runner.verbs.reference.queries import answered
 
 if TYPE_CHECKING:
@@ -44,17 +45,27 @@ def show(arguments: list[str]) -> int:
     network = experiment.model.on_meta(experiment.seq_len)
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, device.workers)
     plan = experiment.wrap.plan(network, experiment.parallelism.reshard(degrees.shard))
+    stages = stages_of(experiment, network) if degrees.pipeline > 1 else []
+    largest = largest_rank(stages)
+    held = (
+        None if largest is None else [module for stage in stages if stage.rank == largest for module in stage.modules]
+    )
     units = local_parameters(network, plan, degrees.tensor, experiment.parallelism.expert)
+    own = local_parameters(network, plan, degrees.tensor, experiment.parallelism.expert, held)
     screen = console()
     screen.print(_facts(experiment, network, degrees))
-    screen.print("\neach device holds, in addition to activations and gathered units:")
-    screen.print(_memory(experiment, units, degrees, device))
+    if stages:
+        screen.print()
+        screen.print(stage_table(stages))
+    whose = "each device" if largest is None else f"each device of pipeline rank {largest}, the largest,"
+    screen.print(f"\n{whose} holds, in addition to activations and gathered units:")
+    screen.print(_memory(experiment, own, degrees, device))
     screen.print()
     screen.print(_plan(experiment, network, plan, units, degrees))
     if not experiment.parallelism.wraps_units:
         kind = experiment.parallelism.kind
         screen.print(f"parallelism={kind} has no units; the table shows FSDP's units instead", soft_wrap=False)
-    for line in _buffers(experiment, network, units, degrees):
+    for line in _buffers(experiment, network, units, degrees) if not stages else ():
         screen.print(line, soft_wrap=False)
     for remark in experiment.wrap.remarks(network, plan, experiment.parallelism.kind):
         screen.print(f"warning: {remark}", soft_wrap=False)
@@ -81,7 +92,9 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
         ("mesh", _mesh(mesh_dims(degrees))),
     ]
     if (expert := experiment.parallelism.expert) > 1:
-        rows.append(("expert mesh", _mesh(expert_mesh_dims(degrees.replicate, degrees.shard, expert))))
+        rows.append(
+            ("expert mesh", _mesh(expert_mesh_dims(degrees.replicate, degrees.shard, expert, degrees.pipeline)))
+        )
         rows.append(("exchanged among experts", f"{_bytes(_exchanged(experiment, network, micro_batches))} a step"))
     if degrees.context > 1:
         method = experiment.parallelism.context_method
@@ -128,10 +141,12 @@ def _memory(experiment: Experiment, units: Units, degrees: Degrees, device: Expe
         "optimizer state": experiment.optimizer.state_bytes(sum(unit.trained for unit in held), tensors),
     }
     notes = {}
+    pipelined = degrees.pipeline > 1
     if experiment.accumulation(degrees.data)[1] > 1 and (whole := sum(unit.unsharded_gradient_bytes for unit in held)):
-        holds = layout.accumulate == "hold"
+        holds = layout.accumulate == "hold" or pipelined
         sizes[WHOLE_GRADIENTS] = whole if holds else 0
-        notes[WHOLE_GRADIENTS] = "; 0 with accumulate=reduce" if holds else f"; {whole:,} with accumulate=hold"
+        other = "; 0 with accumulate=reduce" if holds else f"; {whole:,} with accumulate=hold"
+        notes[WHOLE_GRADIENTS] = "" if pipelined else other
     rows = [
         (name, *(("not known", "") if size is None else (_bytes(size), f"{size:,} bytes{notes.get(name, '')}")))
         for name, size in sizes.items()
@@ -142,30 +157,33 @@ def _memory(experiment: Experiment, units: Units, degrees: Degrees, device: Expe
 
 
 def _plan(experiment: Experiment, network: Network, plan: WrapPlan, units: Units, degrees: Degrees) -> Table:
-    """Return a table of FSDP units. A unit's parameters exclude nested units. Gathered and reduced bytes are per step."""
+    """Return a table of FSDP units. A unit's parameters exclude nested units. Gathered and reduced bytes are per step, and not
+    known in a pipeline, whose schedule decides when units are gathered."""
     from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
-    micro_batches = experiment.accumulation(degrees.data)[1]
+    micro_batches, shown = experiment.accumulation(degrees.data)[1], 5 if degrees.pipeline == 1 else 3
     whole, rows, gathered, reduced = unit_parameters(network, plan), {}, 0, 0
     for name, unit in units.items():
         traffic = experiment.parallelism.traffic(unit, experiment.precision, degrees, micro_batches)
         gathered, reduced = gathered + traffic.gathered, reduced + traffic.reduced
         reshard = unit.reshard_after_forward
-        rows[name] = (
+        row = (
             f"{sum(p.numel() for p in whole[name].values()):,}",
             _bytes(4 * (unit.trained + unit.frozen)),
             ("freed" if reshard else "kept") if isinstance(reshard, bool) else f"kept over {reshard} devices",
             _bytes(traffic.gathered),
             _bytes(traffic.reduced),
         )
+        rows[name] = row[:shown]
     table = Table(box=None, pad_edge=False)
     table.add_column("wrap plan", overflow="fold")
-    for title in ("parameters", "in fp32", "after forward", "gathers", "reduces"):
+    for title in ("parameters", "in fp32", "after forward", "gathers", "reduces")[:shown]:
         table.add_column(title, justify="right", no_wrap=title != "after forward")
     for cells, alike in groupby(plan, key=rows.__getitem__):  # adjacent units with equal cells share a row
         names = [name or "root" for name in alike]
         table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each", *cells)
-    table.add_row(f"{len(plan)} unit{'s' * (len(plan) > 1)}, in a step", "", "", "", _bytes(gathered), _bytes(reduced))
+    sums = ("", "", "", _bytes(gathered), _bytes(reduced))
+    table.add_row(f"{len(plan)} unit{'s' * (len(plan) > 1)}, in a step", *sums[:shown])
     return table
 
 

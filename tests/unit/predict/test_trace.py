@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.parallelism.base import Degrees
 from meshrunner.runner.predict.meta import kernels, stand_ins
@@ -183,7 +184,7 @@ def test_ddp_reduces_its_rebuilt_buckets_while_backward_continues(tmp_path: Path
     recipe = experiment(*SMALL, "model.n_layers=2", *overrides, "launch.workers=1").on("cpu")
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
-        model, trained, _ = pretrain.assemble(recipe, build_mesh("cpu", Degrees(1, 1, 1)), torch.device("cpu"))
+        model, trained, _ = assemble(recipe, build_mesh("cpu", Degrees(1, 1, 1)), torch.device("cpu"))
         optimizer = recipe.optimizer.build([each.parameter for each in trained])
         row = torch.zeros(1, recipe.seq_len, dtype=torch.int64)
         for _ in range(3):

@@ -129,3 +129,29 @@ def test_a_laptop_shows_what_a_node_of_the_named_hardware_holds(capsys: pytest.C
     """No GPU is needed: 8 devices are the hardware's."""
     found = rows(shown(capsys, "hardware=h100_80gb", "launch.nodes=2", "parallelism=hsdp2"))
     assert found["mesh"] == "replicate(2) x shard(8)"
+
+
+def test_the_stages_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    A block has 852,480 parameters, each table 1,048,576, the norm 256. Under zbv the first rank has the first and the last
+    stage, with 2 + 1 blocks, and so holds most.
+    """
+    text = shown(
+        capsys,
+        *("launch.workers=2", "hardware=cpu", "parallelism.pipeline=2", "parallelism.pipeline_split=[2,1,2,1]"),
+        *(
+            "parallelism.pipeline_schedule=zbv",
+            "parallelism.reshard_after_forward=never",
+            "micro_batch=2",
+            "global_batch=8",
+        ),
+    )
+    assert rows(text)["mesh"] == "pipeline(2) x shard(1)"
+    table = [line.split() for line in text.splitlines() if re.match(r" +\d", line)]
+    assert [line[:2] for line in table] == [["0", "0"], ["1", "1"], ["2", "1"], ["3", "0"]]
+    parameters = [int(line[-2].replace(",", "")) for line in table]
+    assert parameters == [2 * 852_480 + 1_048_576, 852_480, 2 * 852_480, 852_480 + 1_048_576 + 256]
+    assert sum(float(line[-1].rstrip("%")) for line in table) == pytest.approx(100, abs=0.2)
+    assert "each device of pipeline rank 0, the largest, holds" in text
+    assert rows(text)["weights"].endswith(f" {4 * (parameters[0] + parameters[3]):,} bytes")
+    assert "gathers" not in text

@@ -196,7 +196,7 @@ def test_a_derived_class_counts_as_the_unit_class() -> None:
 
 def test_zero_0_makes_all_devices_replicas() -> None:
     layout = experiment(*MEGATRON, "parallelism.zero=0", "parallelism.replicate=2").parallelism
-    assert layout.degrees(1, 4) == (4, 1, 1, 1)
+    assert layout.degrees(1, 4) == (4, 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize("implementation", ["fused", "foreach", "for_loop"])

@@ -1,32 +1,14 @@
-"""A table of the combinations of options that cannot work, with the reason and an alternative for each combination. The table
-leaves one check to `Parallelism.degrees`: whether the degrees of parallelism fit the number of devices."""
+"""Combinations of options that cannot work, except those with pipelines."""
 
-from collections.abc import Callable
-from typing import NamedTuple
-
+from meshrunner.recipes.compatibility.conflict import Conflict
 from meshrunner.recipes.model.hybrid.hybrid import only_atomic_sums
-from meshrunner.recipes.parallelism.base import Degrees, Parallelism
 from meshrunner.recipes.parallelism.fsdp2 import FSDP2
 from meshrunner.recipes.parallelism.megatron_fsdp import MegatronFSDP
 from meshrunner.recipes.precision.base import FLOAT8_ALIGNMENT
-from meshrunner.recipes.recipe import Recipe
 
-
-class Conflict(NamedTuple):
-    """A combination of options that cannot work."""
-
-    when: Callable[[Recipe, Parallelism, Degrees], bool]
-    """Whether a recipe with this parallelism and these degrees contains the combination."""
-    where: str
-    """The configuration key to change."""
-    reason: str
-    instead: str
-    """The nearest combination that works."""
-
-
-TABLE = [
+ROWS = [
     Conflict(
-        when=lambda r, p, d: p.kind == "single" and d.devices > 1,
+        when=lambda r, p, d: p.kind == "single" and d.devices > d.pipeline,
         where="parallelism",
         reason="single trains on one device",
         instead="launch.workers=1, or parallelism=fsdp2",
@@ -276,23 +258,3 @@ TABLE = [
         instead="model.mamba.kernel=torch, a newer mamba_ssm, or deterministic=false",
     ),
 ]
-
-
-def problems(recipe: Recipe, degrees: Degrees) -> list[str]:
-    """Return a sentence for each conflict in TABLE that the recipe contains."""
-    return [
-        f"{row.where}: {row.reason}; use {row.instead}"
-        for row in TABLE
-        if row.when(recipe, recipe.parallelism, degrees)
-    ]
-
-
-def markdown_table() -> str:
-    """Return the page that `python -m meshrunner.recipes.compatibility > docs/compatibility.md` writes."""
-    lines = ["# What cannot be combined", "", "| setting | why | what works |", "|---|---|---|"]
-    lines += [f"| `{row.where}` | {row.reason} | {row.instead} |" for row in TABLE]
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(markdown_table())

@@ -1,0 +1,24 @@
+"""A table of the combinations of options that cannot work, with the reason and an alternative for each combination. The table
+leaves checks that need arithmetic, such as whether the degrees of parallelism fit the devices, to the options themselves."""
+
+from meshrunner.recipes.compatibility import pipelines, rows
+from meshrunner.recipes.parallelism.base import Degrees
+from meshrunner.recipes.recipe import Recipe
+
+TABLE = [*rows.ROWS, *pipelines.ROWS]
+
+
+def problems(recipe: Recipe, degrees: Degrees) -> list[str]:
+    """Return a sentence for each conflict in TABLE that the recipe contains."""
+    return [
+        f"{row.where}: {row.reason}; use {row.instead}"
+        for row in TABLE
+        if row.when(recipe, recipe.parallelism, degrees)
+    ]
+
+
+def markdown_table() -> str:
+    """Return the page that `python -m meshrunner.recipes.compatibility > docs/compatibility.md` writes."""
+    lines = ["# What cannot be combined", "", "| setting | why | what works |", "|---|---|---|"]
+    lines += [f"| `{row.where}` | {row.reason} | {row.instead} |" for row in TABLE]
+    return "\n".join(lines)

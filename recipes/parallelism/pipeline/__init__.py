@@ -1,0 +1,1 @@
+"""Pipeline parallelism: ranks hold different blocks, and micro batches pass through them."""

@@ -1,0 +1,64 @@
+"""Cut a network into parts, one for each pipeline stage of this rank."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from meshrunner.recipes.model.network import Network
+
+Computing = Callable[[], AbstractContextManager[None]]
+
+
+class Part(nn.Module):
+    """Some consecutive blocks of a network, with the modules before the first block or after the last one. The modules are shared
+    with the network and have the same names."""
+
+    def __init__(self, network: Network, blocks: range, computing: Computing) -> None:
+        super().__init__()
+        self._forward, self._computing = partial(network.forward_part, blocks), computing
+        for name in part_names(network, blocks):
+            *parents, own = name.split(".")
+            module: nn.Module = self
+            for parent in parents:
+                if not hasattr(module, parent):
+                    module.add_module(parent, nn.Module())
+                module = module.get_submodule(parent)
+            module.add_module(own, network.get_submodule(name))
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Return `Network.forward_part` as a plain tensor that requires a gradient, as a pipeline schedule expects."""
+        with self._computing():
+            result = self._forward(x, targets)
+        if isinstance(result, DTensor):  # the loss of logits that are split over the vocabulary
+            result = result.full_tensor()
+        if torch.is_grad_enabled() and not result.requires_grad:  # nothing up to here is trained
+            result.requires_grad_()
+        return result
+
+
+def part_names(network: Network, blocks: range) -> list[str]:
+    """Return the names of the modules of a part: blocks, and the network's other children before or after all blocks."""
+    names, children = network.block_names(), [name for name, _ in network.named_children()]
+    stack = names[0].partition(".")[0]
+    before, after = children[: children.index(stack)], children[children.index(stack) + 1 :]
+    in_stack = [name for name in names if name.startswith(f"{stack}.")]
+    return [
+        *before * (blocks.start == 0),
+        *in_stack[blocks.start : blocks.stop],
+        *after * (blocks.stop == len(in_stack)),
+    ]
+
+
+def cut(network: Network, parts: Iterable[Part]) -> None:
+    """Remove the modules that belong to none of the parts, in place."""
+    kept = {module for part in parts for module in part.modules()}
+    for name, module in list(network.named_children()):
+        if isinstance(module, nn.ModuleDict):
+            for block in [name for name, block in module.items() if block not in kept]:
+                del module[block]
+        elif module not in kept:
+            setattr(network, name, None)

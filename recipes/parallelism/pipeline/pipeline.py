@@ -1,0 +1,73 @@
+"""Train the stages of a rank with the schedules of torch.distributed.pipelining."""
+
+import logging
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, _PipelineSchedule, get_schedule_class
+
+from meshrunner.recipes.data.loader import Batches
+from meshrunner.recipes.parallelism.pipeline.stages import Schedule
+
+pipelines: WeakKeyDictionary[nn.Module, "Pipeline"] = WeakKeyDictionary()
+"""The pipeline of each model that `assemble` has cut into stages."""
+
+
+class Pipeline:
+    """This rank's stages. All ranks of a pipeline train on the same micro batches."""
+
+    def __init__(
+        self, stages: dict[int, nn.Module], number: int, schedule: Schedule, group: dist.ProcessGroup, stream: Tensor
+    ) -> None:
+        """stages: this rank's stages, keyed by their place among all `number` stages. stream: a meta tensor like the residual
+        stream that stages exchange for a micro batch."""
+        self.stages, self.number, self.group, self._stream = stages, number, group, stream
+        self._class = get_schedule_class(schedule.torch_name)
+        self._schedule: _PipelineSchedule | None = None
+        # If a stage fails, torch would log the whole schedule on every rank before the error.
+        logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+
+    def backward(self, batches: Batches) -> Tensor:
+        """Accumulate the gradient of the mean loss over all micro batches. Return that loss, or 0 without the last stage."""
+        tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        if self._schedule is None:
+            self._schedule = self._build(batches)
+        losses: list[Tensor] = []
+        arguments = (tokens,) if 0 in self.stages else ()
+        # Every stage gets the targets, so the last one returns the loss. The second `target` is only for `loss_fn`.
+        self._schedule.step(*arguments, targets=targets, target=targets, losses=losses, return_outputs=False)
+        return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=tokens.device)
+
+    def summed(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Add up values (0-d) over the ranks of the pipeline, in one all-reduce of fp64."""
+        total = torch.stack([value.double() for value in values])
+        dist.all_reduce(total, group=self.group)
+        return list(total.unbind())
+
+    def _build(self, batches: Batches) -> _PipelineSchedule:
+        micro_batches, (tokens, _) = len(batches), batches[0]
+        like_tokens, loss = torch.empty_like(tokens, device="meta"), torch.empty((), device="meta", requires_grad=True)
+        # Given the shapes of inputs and results, torch need not infer them by running the model once more.
+        stages = [
+            PipelineStage(
+                stage,
+                place,
+                self.number,
+                tokens.device,
+                input_args=self._stream if place else like_tokens,
+                output_args=self._stream if place < self.number - 1 else loss,
+                group=self.group,
+            )
+            for place, stage in self.stages.items()
+        ]
+        schedule: _PipelineSchedule = self._class(
+            stages[0] if issubclass(self._class, PipelineScheduleSingle) else stages,
+            n_microbatches=micro_batches,
+            loss_fn=lambda loss, _: loss / micro_batches,
+            scale_grads=False,
+        )
+        return schedule
