@@ -109,8 +109,8 @@ class Parallelism(Option):
     reshard_after_forward: Annotated[
         int | Literal["auto", "always", "never", "except_last"], whole("auto", *RESHARD, at_least=2)
     ]
-    """Whether to free gathered parameters after forward. except_last: free all but the last block, which backward needs at once.
-    N: keep 1/N of a unit. auto: never if `shard` is 1, otherwise always."""
+    """Whether to free gathered parameters after forward. except_last: all except those of the last block. N: keep 1/N of a unit.
+    auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
     """Time at which FSDP reduces gradients. reduce: after every micro batch (FSDP2's replicas all-reduce once per step). hold:
     after the last one, so a device stores unsharded gradients until then (FSDP1: in the compute dtype)."""
