@@ -68,7 +68,7 @@ def predicted(row: Row) -> Compared:
     reserved = active = None
     if row.reserved_gib is not None:
         fixed, expandable = (
-            replay(traces[0].events, workload.clock(hardware), CachingAllocator(None, expandable=each))
+            replay(traces[0][0].events, workload.clock(hardware), CachingAllocator(None, expandable=each))
             for each in (False, True)
         )
         reserved = fixed.peak_reserved / GIB, expandable.peak_reserved / GIB

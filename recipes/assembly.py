@@ -90,9 +90,8 @@ def _pipelined(
         stages[stage] = layout.apply(part, mesh, own, precision, initialiser)
     tokens = recipe.seq_len // layout.context // (layout.tensor if layout.sequence_parallel else 1)
     shape, dtype = network.stream_shape(recipe.micro_batch, tokens), precision.param_dtype or torch.float32
-    stream = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
     number = layout.pipeline * layout.stages_per_rank
-    pipelines[network] = Pipeline(stages, number, layout.schedule, mesh.get_group("pipeline"), stream)
+    pipelines[network] = Pipeline(stages, number, layout.schedule, mesh.get_group("pipeline"), shape, dtype)
     return network
 
 

@@ -20,6 +20,7 @@ from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.launch_env import ALLOCATOR
 from meshrunner.runner.launch.environment import apply_allocator_settings, fall_back_to_fixed_segments, sdpa_backend
 from meshrunner.runner.process.cpu_binding import allowed_cpus, bind_to_gpu
+from meshrunner.runner.process.lone_stages import replace_neighbours
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import Environment, RankError
 from meshrunner.runner.rundir.files import ENVIRONMENT, rank_error
@@ -66,7 +67,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         _keep_freed_memory()
     minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1  # the launcher fails first, naming the rank
     if context.emulated:
-        join_fake_process_group(context)
+        join_fake_process_group(context, pipelined=experiment.parallelism.pipeline > 1)
     else:
         _init_process_group(context, device, timedelta(minutes=minutes))
     _record_environment(run_dir, context, experiment, fallback)
@@ -135,8 +136,9 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
     )
 
 
-def join_fake_process_group(context: WorkerContext) -> None:
-    """Join a process group whose other ranks do not exist. Collectives return at once, as if all ranks had this rank's data."""
+def join_fake_process_group(context: WorkerContext, *, pipelined: bool = False) -> None:
+    """Join a process group whose other ranks do not exist. Collectives return at once, as if all ranks had this rank's data. If
+    the run is `pipelined`, stages compute with random values instead of received ones."""
     import torch.distributed as dist
     from torch.futures import Future
     from torch.nn import parallel
@@ -155,6 +157,8 @@ def join_fake_process_group(context: WorkerContext) -> None:
             self.register_comm_hook(None, lambda _, bucket: done(bucket.buffer()))
 
     parallel.DistributedDataParallel = WithoutReducer  # type: ignore[misc]
+    if pipelined:
+        replace_neighbours(setattr, on_host=context.device_type == "cpu")
     dist.init_process_group("fake", store=FakeStore(), rank=context.rank, world_size=context.world_size)
 
 

@@ -10,6 +10,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from meshrunner.recipes.model.network import Network
+from meshrunner.recipes.parallelism.pipeline.part import Part
 from meshrunner.runner.ledger.allocations import END, Phase
 
 
@@ -44,10 +45,18 @@ class Phases:
         self._enter("forward")
 
     def __enter__(self) -> Self:
+        parts: set[Part] = set()
+
         def look_for_network(module: nn.Module, _: Any) -> None:
             if isinstance(module, Network):
                 any_module.remove()
                 self._follow(module)
+                self._enter("forward")
+            elif isinstance(module, Part) and module not in parts:  # a rank may have several pipeline stages
+                if not parts:
+                    self._follow_loss(module.network[0])
+                parts.add(module)
+                self._follow_modules(module, module.blocks)
                 self._enter("forward")
 
         any_module = register_module_forward_pre_hook(self._hook(look_for_network))
@@ -63,10 +72,15 @@ class Phases:
         self._part, self._block = part, block
 
     def _follow(self, network: Network) -> None:
+        if network._compiled_call_impl is None:
+            self._follow_loss(network)
+            self._follow_modules(network, dict(enumerate(network.block_names())))
+        else:
+            self.network_found(network)
+            self._follow_module(network, None)
+
+    def _follow_loss(self, network: Network) -> None:
         self.network_found(network)
-        self._follow_module(network, None)
-        if network._compiled_call_impl is not None:
-            return
         loss = network.loss
 
         def followed(*args: Any) -> Any:
@@ -78,14 +92,18 @@ class Phases:
 
         network.loss = followed
         self._hooks.callback(setattr, network, "loss", loss)
-        for number, name in enumerate(network.block_names()):
-            self._follow_module(network.get_submodule(name), number)
+
+    def _follow_modules(self, model: nn.Module, blocks: dict[int, str]) -> None:
+        """Follow a network or a pipeline stage. blocks: names of its blocks, keyed by their number in the network."""
+        self._follow_module(model, None)
+        for number, name in blocks.items():
+            self._follow_module(model.get_submodule(name), number)
 
         def embedded(module: nn.Module, _: Any, output: Any) -> None:
             if not _in_backward():
                 self._enter_in_backward(output, END, None)
 
-        for module in network.modules():
+        for module in model.modules():
             if isinstance(module, nn.Embedding):
                 self._hooks.enter_context(module.register_forward_hook(self._hook(embedded), prepend=True))
 

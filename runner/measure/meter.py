@@ -94,7 +94,7 @@ class RunMeter:
         layout = self.experiment.parallelism
         if layout.pipeline == 1:
             return {}
-        from meshrunner.recipes.parallelism.pipeline.idle import idle_share
+        from meshrunner.recipes.parallelism.pipeline.order import idle_share
 
         data = layout.degrees(1, self.context.world_size).data
         micro_batches = self.experiment.accumulation(data)[1]

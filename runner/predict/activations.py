@@ -49,10 +49,14 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
         if option.recomputes(block)
     }
 
+    # Blocks keep the same activations without a pipeline.
+    layout, ranks = experiment.parallelism, experiment.launch.nodes * device.workers
+    setting = {"parallelism": layout.model_copy(update={"pipeline": 1}), "global_batch": None}
+
     def traced(**changes: Any) -> dict[int, KeptActivations]:
-        recipe = experiment.model_copy(update={"model": model, "global_batch": None, **changes})
-        nodes, workers, libraries = experiment.launch.nodes, device.workers, gpu_libraries(experiment, device.hardware)
-        trace = trace_recipe(recipe, nodes=nodes, workers=workers, device_type=device.type, libraries=libraries)
+        recipe = experiment.model_copy(update={"model": model, **setting, **changes})
+        workers, libraries = ranks // layout.pipeline, gpu_libraries(experiment, device.hardware)
+        trace = trace_recipe(recipe, nodes=1, workers=workers, device_type=device.type, libraries=libraries)
         return kept_by_block(trace)
 
     model = _first_blocks(experiment, network, classes)

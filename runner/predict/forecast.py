@@ -70,13 +70,15 @@ class SpeedForecast:
     seconds_by_part: dict[str, float]
     """Seconds per step by kind of work (`simulated_clock.PARTS`). Kinds of work overlap, so the sum can exceed `step_time_s`."""
     exposed_communication_s: float
-    """Seconds per step in which the compute stream idles because it waits for communication."""
+    """Seconds per step in which the compute stream idles because it waits for communication or for other pipeline ranks."""
     calibrated: bool
     """Whether the device's rates were fitted to measured runs (calibrated)."""
     error_pct: float
     """Largest error of predicted speeds, in percent, in the measured runs that `error_basis` names."""
     error_basis: str
     """Sentence that names the measured runs with which predictions were compared, and states the error `error_pct`."""
+    pipeline_idle_pct: float | None = None
+    """Share of the step in which a pipeline rank waits for others, averaged over ranks, in percent; None without a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,15 @@ class Forecast:
     """Memory over time within the last traced step, for a chart; None if the caller did not request the timeline."""
     wps_on: tuple[float, ...] = ()
     """Tokens per second per device, for each device in the argument `variants` of `predict`."""
+    rank: int = 0
+    """Rank whose memory is predicted: with a pipeline, a rank with most memory."""
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object with the same keys for every run. Unknown values are null."""
         return {
             "verdict": self.verdict.answer,
             "reason": self.verdict.reason,
-            "rank": 0,
+            "rank": self.rank,
             **{f"memory/{field.name}": getattr(self.memory, field.name, None) for field in fields(MemoryForecast)},
             **{f"perf/{field.name}": getattr(self.speed, field.name, None) for field in fields(SpeedForecast)},
             "remarks": list(self.remarks),

@@ -6,6 +6,8 @@ memory that the allocator reserves. For a CPU, the run fits if there is room for
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import ExpectedDevices
@@ -20,6 +22,7 @@ from meshrunner.runner.predict.allocator.segments import GIB
 from meshrunner.runner.predict.forecast import (
     BORDERLINE,
     DOES_NOT_FIT,
+    FITS,
     NEEDS_VALUES,
     Forecast,
     MemoryForecast,
@@ -82,22 +85,41 @@ def predict(
             hardware = None
     with_reserved = device.type == "cuda" and not active_only
     if not with_reserved:
-        verdict, memory = _active_memory(workload, device, traces)
-        with_reserved = device.type == "cuda" and verdict.answer == BORDERLINE
+        worst = max((_active_memory(workload, device, rank, own) for rank, own in traces.items()), key=_need)
+        with_reserved = device.type == "cuda" and worst.verdict.answer == BORDERLINE
     if with_reserved:
         if workload.depths is not None:  # a replay needs the trace of the full model
             return predict(experiment, device, with_timeline=with_timeline, variants=variants)
-        verdict, memory, replayed = _reserved_memory(
-            workload, device, hardware, traces[0], expandable=expandable, record_points=with_timeline
+        judged = partial(
+            _reserved_memory, workload, device, hardware, expandable=expandable, record_points=with_timeline
         )
+        worst = max((judged(rank, *own) for rank, own in traces.items()), key=_need)
+    rank, verdict, memory, replayed = worst
     over_time = None
     if with_timeline:
-        points = replayed.points if replayed else points_without_allocator(traces[0].events, traces[0].last_step)
+        trace = traces[rank][0]
+        points = replayed.points if replayed else points_without_allocator(trace.events, trace.last_step)
         over_time = timeline(points, _capacity(device), round(device.memory_gib * GIB))
     wps_on: tuple[float, ...] = ()
     if variants and speed is not None and verdict.answer != DOES_NOT_FIT:
         wps_on = tuple(map(workload.without(MemoryEvent).wps, variants))
-    return Forecast(verdict, memory, speed, tuple(remarks), over_time, wps_on)
+    return Forecast(verdict, memory, speed, tuple(remarks), over_time, wps_on, rank)
+
+
+class _Judged(NamedTuple):
+    """Memory of a rank."""
+
+    rank: int
+    verdict: Verdict
+    memory: MemoryForecast
+    replayed: Replayed | None = None
+
+
+def _need(judged: _Judged) -> tuple[int, float]:
+    """Sort key: the worst verdict, then the most memory."""
+    memory = judged.memory
+    needed = memory.peak_reserved_gib or max(memory.peak_active_gib, memory.startup_gib)
+    return (FITS, BORDERLINE, DOES_NOT_FIT).index(judged.verdict.answer), needed
 
 
 def _capacity(device: ExpectedDevices) -> int:
@@ -105,9 +127,7 @@ def _capacity(device: ExpectedDevices) -> int:
     return max(0, round((device.memory_gib - elsewhere) * GIB))
 
 
-def _active_memory(
-    workload: Workload, device: ExpectedDevices, traces: tuple[Trace, ...]
-) -> tuple[Verdict, MemoryForecast]:
+def _active_memory(workload: Workload, device: ExpectedDevices, rank: int, traces: tuple[Trace, ...]) -> _Judged:
     if workload.depths is None:
         startup, peak = start_peak(traces[0]), step_peak(traces[0])
     else:
@@ -119,18 +139,19 @@ def _active_memory(
     if device.type == "cuda" and answer != DOES_NOT_FIT and needed * RESERVED_PER_ACTIVE + PARTLY_USED > capacity:
         answer = BORDERLINE
     verdict = Verdict(answer, explain(kind, needed, capacity, device.name, by_category))
-    return verdict, _memory_forecast(device, peak, startup, traces[-1])
+    return _Judged(rank, verdict, _memory_forecast(device, peak, startup, traces[-1]))
 
 
 def _reserved_memory(
     workload: Workload,
     device: ExpectedDevices,
     hardware: GPU | CPU | None,
+    rank: int,
     trace: Trace,
     *,
     expandable: bool,
     record_points: bool,
-) -> tuple[Verdict, MemoryForecast, Replayed]:
+) -> _Judged:
     """Judge a run by the memory that the allocator reserves. If `hardware` is None, assume that work takes no time."""
 
     def replay_within(nbytes: int | None) -> Replayed:
@@ -153,12 +174,13 @@ def _reserved_memory(
         alloc_retries=limited.retries,
         error_pct=RESERVED_ERROR_PCT,
     )
-    return verdict, forecast, replayed
+    return _Judged(rank, verdict, forecast, replayed)
 
 
 def _memory_forecast(device: ExpectedDevices, peak: PeakMemory, startup: int, trace: Trace) -> MemoryForecast:
     """Return the forecast of active memory, without an allocator."""
-    block = largest_block_bytes(trace)
+    # A pipeline stage may have run several micro batches before its first backward.
+    block = None if trace.exchanged else largest_block_bytes(trace)
     return MemoryForecast(
         peak_active_gib=peak.total / GIB,
         peak_active_pct=100 * peak.total / (device.memory_gib * GIB),

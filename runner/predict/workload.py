@@ -12,10 +12,11 @@ from meshrunner.runner.predict.forecast import SpeedForecast
 from meshrunner.runner.predict.gpu_libraries import gpu_libraries
 from meshrunner.runner.predict.published import CUDNN_UNKNOWN, stated_error
 from meshrunner.runner.predict.record.trace_events import Collective, EventLog, MemoryEvent
+from meshrunner.runner.predict.timing.pipelined import TracedRanks, traced_ranks
 from meshrunner.runner.predict.timing.rates import CPURates, Fp32Rate, GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
 from meshrunner.runner.predict.trace.depth import Depths, shallow_depths
-from meshrunner.runner.predict.trace.tracer import Trace, trace_depths
+from meshrunner.runner.predict.trace.tracer import MICRO_BATCHES, Trace, trace_all
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,14 @@ class Workload:
     skipped_micro_batches: int
     """Number of untraced micro batches per step. `step_time` includes an estimate of the time of untraced micro batches."""
     events: tuple[EventLog, ...]
-    """One event log if the full-depth model was traced, or two if two shallow models (with fewer blocks) were traced instead."""
+    """One event log if the full-depth model was traced, or two if two shallow models (with fewer blocks) were traced instead.
+    With a pipeline, one event log per traced rank."""
     depths: Depths | None
     """Numbers of blocks in the two shallow models; None if the full-depth model was traced."""
+    pipeline: TracedRanks | None
+    """The traced pipeline ranks, one for each event log; None without a pipeline."""
+    exchanged: int
+    """Bytes that neighbouring pipeline stages exchange for a micro batch, in each direction."""
 
     @property
     def fp32_rate(self) -> Fp32Rate:
@@ -55,12 +61,15 @@ class Workload:
 
     def step_time(self, hardware: GPU | CPU) -> StepTime:
         """Return the predicted time of a step on a device. Raise ConfigError if the device's rate for an operator is unknown."""
-        times = []
+        clocks = []
         for events in self.events:
             clock = self.clock(hardware)
             for event in events:
                 clock.take(event)
-            times.append(clock.step_time(self.skipped_micro_batches))
+            clocks.append(clock)
+        if self.pipeline is not None:
+            return self.pipeline.step_time(clocks, self.exchanged)
+        times = [clock.step_time(self.skipped_micro_batches) for clock in clocks]
         return times[0] if self.depths is None else _at_full_depth(self.depths, *times)
 
     def wps(self, hardware: GPU | CPU) -> float:
@@ -85,23 +94,47 @@ class Workload:
             step_time_s=step_time.seconds,
             seconds_by_part=step_time.seconds_by_part,
             exposed_communication_s=step_time.exposed_communication_s,
+            pipeline_idle_pct=step_time.pipeline_idle_pct,
             calibrated=hardware.calibrated is not None,
             error_pct=error_pct,
             error_basis=error_basis,
         )
 
 
-def trace_run(experiment: Experiment, device: ExpectedDevices, *, shallow: bool) -> tuple[Workload, tuple[Trace, ...]]:
-    """Trace the model, or two copies with fewer blocks if `shallow` is true and `shallow_depths` returns depths for the model."""
+def trace_run(
+    experiment: Experiment, device: ExpectedDevices, *, shallow: bool
+) -> tuple[Workload, dict[int, tuple[Trace, ...]]]:
+    """Trace the model, or two copies with fewer blocks if `shallow` is true and `shallow_depths` returns depths for the model.
+
+    Return also the traces of each rank whose memory can be the largest: rank 0 or, with a pipeline, a rank of each kind.
+    """
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
     models = [experiment.model] if depths is None else map(experiment.model.at_depth, depths[:2])
     recipes = [experiment.model_copy(update={"model": model}) for model in models]
-    nodes, workers, libraries = experiment.launch.nodes, device.workers, gpu_libraries(experiment, device.hardware)
-    traces = trace_depths(recipes, nodes=nodes, workers=workers, device_type=device.type, libraries=libraries)
-    first, degrees = traces[0], experiment.parallelism.degrees(nodes, workers)
-    tokens, events = first.tokens / degrees.tensor, tuple(each.events for each in traces)
-    return Workload(experiment, workers, tokens, first.skipped_micro_batches, events, depths), traces
+    nodes, workers, emulated = experiment.launch.nodes, device.workers, experiment.launch.emulate
+    degrees = experiment.parallelism.degrees(nodes, workers)
+    pipeline = traced_ranks(experiment, nodes * workers, experiment.accumulation(degrees.data)[1], emulated)
+    ranks = [0] if pipeline is None else [rank * pipeline.neighbours for rank in pipeline.traced]
+    traces = trace_all(
+        [(recipe, rank) for rank in ranks for recipe in recipes],
+        nodes=nodes,
+        workers=workers,
+        device_type=device.type,
+        libraries=gpu_libraries(experiment, device.hardware),
+        in_first_step=MICRO_BATCHES if depths is None else 1,
+    )
+    first, events = traces[0], tuple(each.events for each in traces)
+    tokens = first.tokens / (degrees.tensor * degrees.pipeline)
+    skipped, exchanged = first.skipped_micro_batches, first.exchanged
+    workload = Workload(experiment, workers, tokens, skipped, events, depths, pipeline, exchanged)
+    if pipeline is None:
+        return workload, {0: traces}
+    found: dict[int, tuple[Trace, ...]] = {}
+    for rank, trace in zip(pipeline.traced, traces, strict=True):
+        if pipeline.shown in (None, rank):
+            found[rank * pipeline.neighbours] = (trace,)
+    return workload, found
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:

@@ -20,7 +20,16 @@ class Part(nn.Module):
     def __init__(self, network: Network, blocks: range, computing: Computing) -> None:
         super().__init__()
         self._forward, self._computing = partial(network.forward_part, blocks), computing
-        for name in part_names(network, blocks):
+        names = part_names(network, blocks)
+        self.network = [network]
+        """The network, in a list because it is no submodule."""
+        self.blocks = {
+            number: block
+            for number, block in enumerate(network.block_names())
+            if any(block == name or block.startswith(f"{name}.") for name in names)
+        }
+        """Names of the blocks in this part, keyed by their number in the network."""
+        for name in names:
             *parents, own = name.split(".")
             module: nn.Module = self
             for parent in parents:

@@ -1,6 +1,7 @@
 """Train the stages of a rank with the schedules of torch.distributed.pipelining."""
 
 import logging
+import math
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
@@ -21,15 +22,26 @@ class Pipeline:
     """This rank's stages. All ranks of a pipeline train on the same micro batches."""
 
     def __init__(
-        self, stages: dict[int, nn.Module], number: int, schedule: Schedule, group: dist.ProcessGroup, stream: Tensor
+        self,
+        stages: dict[int, nn.Module],
+        number: int,
+        schedule: Schedule,
+        group: dist.ProcessGroup,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
     ) -> None:
-        """stages: this rank's stages, keyed by their place among all `number` stages. stream: a meta tensor like the residual
-        stream that stages exchange for a micro batch."""
-        self.stages, self.number, self.group, self._stream = stages, number, group, stream
+        """stages: this rank's stages, keyed by their place among all `number` stages. shape, dtype: those of the residual stream
+        that stages exchange for a micro batch."""
+        self.stages, self.number, self.group, self._shape, self._dtype = stages, number, group, shape, dtype
         self._class = get_schedule_class(schedule.torch_name)
         self._schedule: _PipelineSchedule | None = None
         # If a stage fails, torch would log the whole schedule on every rank before the error.
         logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes that neighbouring stages exchange for a micro batch, in each direction."""
+        return math.prod(self._shape) * self._dtype.itemsize
 
     def backward(self, batches: Batches) -> Tensor:
         """Accumulate the gradient of the mean loss over all micro batches. Return that loss, or 0 without the last stage."""
@@ -51,6 +63,7 @@ class Pipeline:
     def _build(self, batches: Batches) -> _PipelineSchedule:
         micro_batches, (tokens, _) = len(batches), batches[0]
         like_tokens, loss = torch.empty_like(tokens, device="meta"), torch.empty((), device="meta", requires_grad=True)
+        stream = torch.empty(self._shape, dtype=self._dtype, device="meta", requires_grad=True)
         # Given the shapes of inputs and results, torch need not infer them by running the model once more.
         stages = [
             PipelineStage(
@@ -58,8 +71,8 @@ class Pipeline:
                 place,
                 self.number,
                 tokens.device,
-                input_args=self._stream if place else like_tokens,
-                output_args=self._stream if place < self.number - 1 else loss,
+                input_args=stream if place else like_tokens,
+                output_args=stream if place < self.number - 1 else loss,
                 group=self.group,
             )
             for place, stage in self.stages.items()

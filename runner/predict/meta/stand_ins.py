@@ -177,11 +177,14 @@ STAND_INS = (
 
 
 @contextmanager
-def meta_as(device_type: str, recorder: Recorder, *, compiles: bool, cudnn: bool) -> Iterator[None]:
-    """Make meta behave like a `cpu` or `cuda` device. See `device_kernels` for `compiles` and `cudnn`."""
+def meta_as(device_type: str, recorder: Recorder, *, compiles: bool, cudnn: bool, pipelined: bool) -> Iterator[None]:
+    """Make meta behave like a `cpu` or `cuda` device. See `device_kernels` for `compiles` and `cudnn`. pipelined: whether the
+    recipe has pipeline stages."""
     if compiles:
         # This import takes seconds and collects torch's functions, so import only if needed and before replacing any of them.
         from meshrunner.runner.predict.meta.compiler import trace_compiled_code
+    if pipelined:
+        from meshrunner.runner.predict.meta.pipelines import trace_passes
     with Replacements() as in_torch:
         for stand_in in STAND_INS:
             stand_in(in_torch, recorder)
@@ -189,4 +192,6 @@ def meta_as(device_type: str, recorder: Recorder, *, compiles: bool, cudnn: bool
         kernels.device_kernels(in_torch, device_type, compiles=compiles, cudnn=cudnn)
         if compiles:
             trace_compiled_code(in_torch, recorder)
+        if pipelined:
+            trace_passes(in_torch, recorder)
         yield

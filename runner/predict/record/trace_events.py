@@ -65,6 +65,16 @@ class Collective(NamedTuple):
     """Bytes of the largest buffer: an all-gather's output, a reduction's input, or a rank's input to an all-to-all."""
 
 
+class PipelinePass(NamedTuple):
+    """The host begins or ends a pass of a micro batch through a pipeline stage."""
+
+    name: str
+    """forward, backward, or weights: the part of backward that computes gradients of weights, if the schedule splits backward."""
+    stage: int
+    micro_batch: int
+    begins: bool
+
+
 class EventRecorded(NamedTuple):
     """A CUDA event is recorded on a stream."""
 
@@ -94,7 +104,7 @@ class CaptureBegan(NamedTuple):
 
 
 MemoryEvent = Allocated | Freed | UsedByStream | CacheEmptied | CaptureBegan
-TraceEvent = MemoryEvent | Operator | Collective | EventRecorded | StreamWaitedForEvent | HostWaited
+TraceEvent = MemoryEvent | Operator | Collective | PipelinePass | EventRecorded | StreamWaitedForEvent | HostWaited
 EventLog = list[TraceEvent]
 
 

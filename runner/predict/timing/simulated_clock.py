@@ -13,6 +13,7 @@ from meshrunner.runner.predict.record.trace_events import (
     EventRecorded,
     HostWaited,
     Operator,
+    PipelinePass,
     StreamWaitedForEvent,
     TraceEvent,
 )
@@ -31,6 +32,8 @@ class StepTime(NamedTuple):
     """Seconds that streams spend on each kind of work in PARTS. Because streams overlap, the total can exceed `seconds`."""
     exposed_communication_s: float
     """Seconds for which the compute stream idles because it waits for communication."""
+    pipeline_idle_pct: float | None = None
+    """Share of the step in which a pipeline rank waits for others, averaged over ranks, in percent; None without a pipeline."""
 
 
 class SimulatedClock:
@@ -45,6 +48,8 @@ class SimulatedClock:
         self._groups: dict[tuple[int, ...], float] = {}
         """Time at which each group of ranks finishes its collectives, which run one after another."""
         self._flops_per_second, self._collective_s = cache(rates.flops_per_second), cache(rates.collective_s)
+        self.passes: dict[tuple[str, int, int], float] = {}
+        """Seconds that each pass of the step took, keyed by name, stage and micro batch. While a pass runs: when it began."""
         self._step: int | None = None
         self._part = ""
         self.begin_step()
@@ -66,6 +71,9 @@ class SimulatedClock:
         elif isinstance(event, StreamWaitedForEvent):
             # As in CUDA, a wait for an event that was never recorded returns at once.
             self._streams[event.stream] = max(self.done_at(event.stream), self._events.get(event.event, 0.0))
+        elif isinstance(event, PipelinePass):
+            key, now = event[:3], max(self.host, self.done_at(COMPUTE))
+            self.passes[key] = now if event.begins else now - self.passes[key]
         elif isinstance(event, HostWaited):
             until = self._all_done_at() if event.event is None else self._events.get(event.event, 0.0)
             self.host = max(self.host, until)

@@ -44,7 +44,7 @@ def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     layout = recipe.parallelism.kind
     # Memory is not linear in the depth if a graph, a DDP bucket or a padded flat parameter spans several blocks.
     joined = layout == "ddp" or (layout == "fsdp1" and recipe.wrap.kind in ("size", "root_only"))
-    joined = joined or recipe.compile.kind not in ("eager", "per_block")
+    joined = joined or recipe.compile.kind not in ("eager", "per_block") or recipe.parallelism.pipeline > 1
     if joined or blocks_may_differ(recipe) or model.at_depth(blocks) is None:
         return None
     recomputes = [recipe.activation_checkpoint.recomputes(block) for block in range(blocks)]

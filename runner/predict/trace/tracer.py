@@ -1,4 +1,4 @@
-"""Traces two training steps on the meta device, as rank 0 of a fake process group. No tensor gets memory or values."""
+"""Traces two training steps on the meta device, as one rank of a fake process group. No tensor gets memory or values."""
 
 import gc
 import logging
@@ -14,6 +14,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from meshrunner.recipes import pretrain
@@ -21,6 +22,7 @@ from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.data.loader import micro_batches
 from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.recipes.model.network import network_of
+from meshrunner.recipes.parallelism.base import Parallelism
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.runner.ledger.allocations import START
@@ -53,29 +55,37 @@ class Trace(NamedTuple):
     """Tokens that one data-parallel rank processes per step."""
     skipped_micro_batches: int
     """Number of untraced micro batches per step. `tokens` and the memory of the batch include the untraced micro batches."""
+    exchanged: int = 0
+    """Bytes that neighbouring pipeline stages exchange for a micro batch, in each direction."""
 
 
-def trace_recipe(recipe: Recipe, **setting: Any) -> Trace:
-    """Trace the first two optimizer steps of rank 0. Each `auto` in `recipe` must already be resolved for the device type."""
-    return trace_depths([recipe], **setting)[0]
+def trace_recipe(recipe: Recipe, rank: int = 0, **setting: Any) -> Trace:
+    """Trace the first two optimizer steps of a rank. Each `auto` in `recipe` must already be resolved for the device type."""
+    return trace_all([(recipe, rank)], **setting)[0]
 
 
-def trace_depths(
-    recipes: Sequence[Recipe], *, nodes: int, workers: int, device_type: str, libraries: GPULibraries | None = None
+def trace_all(
+    runs: Sequence[tuple[Recipe, int]],
+    *,
+    nodes: int,
+    workers: int,
+    device_type: str,
+    libraries: GPULibraries | None = None,
+    in_first_step: int = MICRO_BATCHES,
 ) -> tuple[Trace, ...]:
-    """Trace each recipe as `trace_recipe` does. If there are several recipes, only the number of blocks may differ: the traces
-    share compiled code. Traces of several recipes cannot be replayed, because their first step has only one micro batch."""
-    in_first_step = 1 if len(recipes) > 1 else MICRO_BATCHES
-    device = nodes, workers, device_type, libraries or GPULibraries()
+    """Trace runs, given as recipe and rank, as `trace_recipe` does. The recipes may differ only in the number of blocks, because
+    the traces share compiled code. in_first_step: maximum number of micro batches to trace in the first step. A trace can be
+    replayed only if the number is the default. A pipeline schedule has all micro batches in each step."""
+    libraries = libraries or GPULibraries()
     try:
-        return tuple(_trace(each, in_first_step, *device) for each in recipes)
+        return tuple(_trace(*each, in_first_step, nodes, workers, device_type, libraries) for each in runs)
     finally:
-        if recipes[0].compile.compiles:
+        if runs[0][0].compile.compiles:
             torch._dynamo.reset()  # compiled code is valid only for this model
 
 
 def _trace(
-    recipe: Recipe, in_first_step: int, nodes: int, workers: int, device_type: str, libraries: GPULibraries
+    recipe: Recipe, rank: int, in_first_step: int, nodes: int, workers: int, device_type: str, libraries: GPULibraries
 ) -> Trace:
     compiles = recipe.compile.compiles
     phases, device = Phases(START, compiles=compiles), TracedDevice()
@@ -88,17 +98,27 @@ def _trace(
         garbage_collection_disabled(),  # as in training: tensors in reference cycles stay allocated
         _quiet(),
         ExitStack() as group,
-        meta_as(device_type, recorder, compiles=compiles, cudnn=libraries.cudnn_attention),
+        meta_as(
+            device_type,
+            recorder,
+            compiles=compiles,
+            cudnn=libraries.cudnn_attention,
+            pipelined=degrees.pipeline > 1,
+        ),
         phases,
         ExitStack() as recording,
     ):
-        dist.init_process_group("fake", rank=0, world_size=nodes * workers, store=FakeStore())
+        dist.init_process_group("fake", rank=rank, world_size=nodes * workers, store=FakeStore())
         group.callback(dist.destroy_process_group)
+        if degrees.pipeline > 1:  # DTensor's cache holds meshes, in which another rank's groups have other names
+            _clear_sharding_prop_cache()
+            group.callback(_clear_sharding_prop_cache)
         mesh = build_mesh("cpu", degrees)  # a mesh cannot be on meta
-        with _before_first_weight(lambda: recording.enter_context(recorder)):
+        with _from_first_weight(recorder, recording, type(recipe.parallelism)):
             model, trained, _ = assemble(recipe, mesh, META)
         micro = recipe.accumulation(degrees.data)[1]
         optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
+        most = micro if degrees.pipeline > 1 else MICRO_BATCHES
         for step in range(STEPS):
             if step and recipe.compile.cuda_graph:
                 device.write(CaptureBegan())
@@ -108,28 +128,44 @@ def _trace(
                 rows = torch.empty(shape, dtype=torch.int64, device=META)
                 batches = micro_batches(rows, recipe.micro_batch, network_of(model).own)
                 del rows
-            traced = batches[: MICRO_BATCHES if step else in_first_step]
+            traced = batches[: most if step else max(in_first_step, most * (degrees.pipeline > 1))]
             pretrain.update(recipe, model, trained, optimizer, traced, recipe.optimizer.lr)
         tokens = micro * recipe.micro_batch * recipe.seq_len // degrees.context
-        skipped = max(0, micro - MICRO_BATCHES)
-        return Trace(recorder, recorder.events[:], phases.step, tokens, skipped)
+        skipped = max(0, micro - most)
+        exchanged = 0
+        if degrees.pipeline > 1:
+            from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
+
+            exchanged = pipelines[model].exchanged_bytes
+        return Trace(recorder, recorder.events[:], phases.step, tokens, skipped, exchanged)
 
 
 @contextmanager
-def _before_first_weight(start: Callable[[], Any]) -> Iterator[None]:
-    """Call `start` once, just before parameters are allocated. In a real run, parameters are the first use of device memory."""
-    once = cache(start)
+def _from_first_weight(recorder: Recorder, recording: ExitStack, layout: type[Parallelism]) -> Iterator[None]:
+    """Enter `recorder` just before parameters are allocated. In a real run, parameters are the first use of device memory. While
+    a further pipeline stage is wrapped, it is still on meta, so recording stops until its parameters are allocated."""
+    enter = cache(lambda: recording.enter_context(recorder))
 
-    def starting(function: Callable[..., Any]) -> Callable[..., Any]:
-        def started(*args: Any, **kwargs: Any) -> Any:
-            once()
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            enter()
             return function(*args, **kwargs)
 
-        return started
+        return call
+
+    def unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            recording.close()
+            enter.cache_clear()
+            return function(*args, **kwargs)
+
+        return call
 
     with Replacements() as in_recipe:
-        in_recipe.replace(nn.Module, "to_empty", starting(nn.Module.to_empty))
-        in_recipe.replace(Initialiser, "whole", starting(Initialiser.whole))
+        in_recipe.replace(nn.Module, "to_empty", recorded(nn.Module.to_empty))
+        in_recipe.replace(Initialiser, "whole", recorded(Initialiser.whole))
+        defining: Any = next(each for each in layout.__mro__ if "apply" in vars(each))
+        in_recipe.replace(defining, "apply", unrecorded(defining.apply))
         yield
 
 

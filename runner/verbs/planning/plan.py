@@ -115,7 +115,9 @@ def _rows(forecast: Forecast) -> list[tuple[str, str]]:
     if memory is not None:
         largest_first = sorted(memory.by_category_gib.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{name} {gib:.2f}" for name, gib in largest_first if gib >= 0.005)
-        active = f"{memory.peak_active_gib:.2f} GiB ({memory.peak_active_pct:.1f}%) in {memory.phase}, rank 0"
+        active = (
+            f"{memory.peak_active_gib:.2f} GiB ({memory.peak_active_pct:.1f}%) in {memory.phase}, rank {forecast.rank}"
+        )
         rows += [("peak active", active), ("of which", f"{parts} GiB")]
         if memory.peak_reserved_gib is not None:
             rows.append(("peak reserved", f"{memory.peak_reserved_gib:.2f} GiB ({memory.peak_reserved_pct:.1f}%)"))
@@ -128,4 +130,6 @@ def _rows(forecast: Forecast) -> list[tuple[str, str]]:
         parts = ", ".join(f"{part} {seconds:.3f}" for part, seconds in speed.seconds_by_part.items() if seconds)
         rows.append(("speed", f"{speed.wps:,.0f} WPS per device{mfu}, {speed.step_time_s:.3f} s per step"))
         rows.append(("of which", f"{parts} s; exposed communication {speed.exposed_communication_s:.3f} s"))
+        if speed.pipeline_idle_pct is not None:
+            rows.append(("pipeline idle", f"{speed.pipeline_idle_pct:.1f}% of the step, averaged over ranks"))
     return rows

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from meshrunner.recipes.parallelism.pipeline.idle import idle_share
+from meshrunner.recipes.parallelism.pipeline.order import idle_share
 from meshrunner.recipes.parallelism.pipeline.stages import SCHEDULES, balanced, ranges
 from tests.composed import experiment
 

@@ -1,4 +1,4 @@
-"""Compute from a schedule's order how long devices wait for each other."""
+"""The order in which a schedule runs passes, and how long devices wait for each other."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -24,16 +24,39 @@ class Pass(NamedTuple):
     stage: int
     micro_batch: int
 
+    @property
+    def name(self) -> str:
+        """forward, backward, or weights: the part of backward that computes gradients of weights, if it is a part of its own."""
+        return {_ComputationType.FORWARD: "forward", _ComputationType.BACKWARD_WEIGHT: "weights"}.get(
+            self.kind, "backward"
+        )
+
+    def inputs(self, stages: int) -> list[tuple[str, int, int]]:
+        """Return the name, stage and micro batch of each pass whose result this pass needs."""
+        _, stage, micro_batch = self
+        match self.name:
+            case "forward":
+                return [("forward", stage - 1, micro_batch)] if stage else []
+            case "weights":
+                return [("backward", stage, micro_batch)]
+        after = [("backward", stage + 1, micro_batch)] if stage < stages - 1 else []
+        return [("forward", stage, micro_batch), *after]
+
 
 def idle_share(schedule: Schedule, ranks: int, per_rank: int, micro_batches: int) -> float:
     """Return the share of a step in which a pipeline rank waits, averaged over ranks."""
-    if schedule.any_stages or schedule.is_v:
-        order = _recorded_order(schedule, ranks, per_rank, micro_batches)
-    else:  # torch records the order of 1F1B wrongly
-        ahead = [min(micro_batches, ranks - rank) if schedule.fills else micro_batches for rank in range(ranks)]
-        order = [_one_stage(rank, forwards, micro_batches) for rank, forwards in enumerate(ahead)]
+    order = passes_by_rank(schedule, ranks, per_rank, micro_batches)
     busy = sum(COSTS[each.kind] for passes in order for each in passes)
-    return 1 - busy / (ranks * _length(order, ranks * per_rank))
+    return 1 - busy / (ranks * max(ends(order, ranks * per_rank, lambda each: COSTS[each.kind])))
+
+
+def passes_by_rank(schedule: Schedule, ranks: int, per_rank: int, micro_batches: int) -> list[list[Pass]]:
+    """Return the passes of each pipeline rank, in the order in which the rank runs them."""
+    if schedule.any_stages or schedule.is_v:
+        return _recorded_order(schedule, ranks, per_rank, micro_batches)
+    # torch records the order of 1F1B wrongly
+    ahead = [min(micro_batches, ranks - rank) if schedule.fills else micro_batches for rank in range(ranks)]
+    return [_one_stage(rank, forwards, micro_batches) for rank, forwards in enumerate(ahead)]
 
 
 def _one_stage(stage: int, ahead: int, micro_batches: int) -> list[Pass]:
@@ -76,31 +99,19 @@ def _passes(actions: list[_Action | None]) -> list[Pass]:
     ]
 
 
-def _length(order: list[list[Pass]], stages: int) -> float:
-    """Return the time at which the last rank has finished, if each pass starts as early as its inputs allow."""
-    ends: dict[tuple[str, int, int], float] = {}
+def ends(order: list[list[Pass]], stages: int, cost: Callable[[Pass], float], transfer: float = 0.0) -> list[float]:
+    """Return the time at which each rank has finished its passes, if each pass starts as early as its inputs allow.
+
+    cost: duration of a pass. transfer: duration of sending a result to another rank. The sender does not wait for it.
+    """
+    done: dict[tuple[str, int, int], tuple[int, float]] = {}
     clocks, todo = [0.0] * len(order), [list(reversed(passes)) for passes in order]
     while any(todo):
         for rank, passes in enumerate(todo):
-            while passes and all(key in ends for key in _inputs(passes[-1], stages)):
-                done = passes.pop()
-                start = max([clocks[rank], *(ends[key] for key in _inputs(done, stages))])
-                clocks[rank] = start + COSTS[done.kind]
-                ends[_name(done.kind), done.stage, done.micro_batch] = clocks[rank]
-    return max(clocks)
-
-
-def _name(kind: _ComputationType) -> str:
-    return {_ComputationType.FORWARD: "forward", _ComputationType.BACKWARD_WEIGHT: "weights"}.get(kind, "backward")
-
-
-def _inputs(each: Pass, stages: int) -> list[tuple[str, int, int]]:
-    """Return the passes whose results a pass needs."""
-    _, stage, micro_batch = each
-    match _name(each.kind):
-        case "forward":
-            return [("forward", stage - 1, micro_batch)] if stage else []
-        case "weights":
-            return [("backward", stage, micro_batch)]
-    after = [("backward", stage + 1, micro_batch)] if stage < stages - 1 else []
-    return [("forward", stage, micro_batch), *after]
+            while passes and all(key in done for key in passes[-1].inputs(stages)):
+                this = passes.pop()
+                inputs = [done[key] for key in this.inputs(stages)]
+                arrivals = [time + transfer * (origin != rank) for origin, time in inputs]
+                clocks[rank] = max([clocks[rank], *arrivals]) + cost(this)
+                done[this.name, this.stage, this.micro_batch] = rank, clocks[rank]
+    return clocks

@@ -1,0 +1,41 @@
+"""Runs pipeline stages of one rank without other ranks, for a rank that is emulated or traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Sent(NamedTuple):
+    tensor: torch.Tensor
+
+    def wait(self) -> None: ...
+
+
+def replace_neighbours(replace: Callable[[Any, str, Any], Any], *, on_host: bool) -> None:
+    """Make torch's pipeline schedules send nothing, and draw received values once. `replace` has the arguments of `setattr`.
+
+    on_host: whether ranks communicate by gloo, which holds a sent tensor until the schedule drops the work of sending.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage, schedules, stage
+    from torch.distributed.pipelining._utils import InferenceMode, _make_tensor_from_meta
+
+    def agree(self: Any, stages: list[PipelineStage], *_: Any) -> None:
+        for each in stages:
+            each._inference_mode = InferenceMode.STATIC
+
+    def received(*args: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return _make_tensor_from_meta(*args).normal_()
+
+    def transfer(ops: list[dist.P2POp], desc: str | None = None) -> list[_Sent]:
+        return [_Sent(each.tensor) for each in ops if each.op is dist.isend and on_host]
+
+    replace(schedules._PipelineSchedule, "_warmup_p2p", agree)
+    replace(schedules, "_batch_p2p", transfer)
+    replace(stage, "_make_tensor_from_meta", received)
