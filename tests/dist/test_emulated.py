@@ -27,8 +27,16 @@ LAYOUTS = {
         f"parallelism=fsdp2 {CONTEXT}",
         f"parallelism=fsdp2 {CONTEXT} {ULYSSES}",
         f"parallelism=fsdp2 parallelism.expert=2 seq_len=32 {MOE}",
+        "parallelism=ddp parallelism.pipeline=2",
+        "parallelism=fsdp2_pp parallelism.pipeline_schedule=interleaved_1f1b model.n_layers=4 activation_checkpoint=full",
     ],
-    4: ["parallelism=hsdp1", "parallelism=hsdp2", "parallelism=fsdp1_tp", "parallelism=fsdp2_tp"],
+    4: [
+        "parallelism=hsdp1",
+        "parallelism=hsdp2",
+        "parallelism=fsdp1_tp",
+        "parallelism=fsdp2_tp",
+        "parallelism=fsdp2_pp",
+    ],
 }
 
 
@@ -62,5 +70,5 @@ def emulated(case: list[str], rank: int, world: int, run_dir: Path) -> StepPeak:
     torch.set_num_threads(1)
     run_dir.mkdir()
     alone = worker(rank, world, 0, emulated=True)
-    join_fake_process_group(alone)
+    join_fake_process_group(alone, pipelined=any("pipeline" in word or word.endswith("_pp") for word in case))
     return profiled([*case, f"launch.emulate={rank}"], alone, run_dir)

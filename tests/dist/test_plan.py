@@ -29,6 +29,8 @@ HYBRID = (
 )
 FREEZE = "model.freeze=[tok_embeddings.*,layers.1.*]"
 FLOAT8 = "precision=float8 precision.emulate=true model.ffn_dim=96"  # it takes multiples of 16
+PIPELINES = {ranks: f"parallelism.pipeline={ranks} parallelism.pipeline_schedule" for ranks in (2, 4)}
+PIPELINE = PIPELINES[2]
 FULL, SELECTIVE = "activation_checkpoint=full", "activation_checkpoint=selective_op"
 CASES: dict[int, list[str]] = {
     1: ["parallelism=single", f"parallelism=single {FULL}", "parallelism=single precision=bf16 global_batch=2"],
@@ -70,6 +72,10 @@ CASES: dict[int, list[str]] = {
         f"parallelism=fsdp1 {EXPERTS} {SELECTIVE}",
         f"parallelism=fsdp2 {HYBRID}",
         f"parallelism=fsdp2 {HYBRID} {FULL} precision=bf16",
+        "parallelism=fsdp2_pp",
+        f"parallelism=fsdp2_pp global_batch=8 {FULL} precision=bf16",
+        f"parallelism=ddp {PIPELINE}=interleaved_1f1b model.n_layers=4 global_batch=8",
+        f"parallelism=fsdp2_pp {PIPELINE}=gpipe {EXPERTS} model.experts.balance=bias global_batch=6 {SELECTIVE}",
     ],
     3: ["parallelism=fsdp2", "parallelism=fsdp1", f"parallelism=fsdp2 {FULL} precision=bf16", "parallelism=ddp"],
     4: [
@@ -83,6 +89,12 @@ CASES: dict[int, list[str]] = {
         f"parallelism=fsdp2 {HYBRID} parallelism.tensor=2 micro_batch=2",
         f"parallelism=fsdp2_tp {CONTEXT} micro_batch=2",
         f"parallelism=fsdp2 {HYBRID} {CONTEXT} micro_batch=2",
+        f"parallelism=fsdp2_pp {PIPELINE}=gpipe global_batch=16",
+        f"parallelism=fsdp2_pp parallelism.tensor=2 micro_batch=2 {SELECTIVE}",
+        f"parallelism=fsdp2_pp {HYBRID} micro_batch=2",
+        f"parallelism=ddp {PIPELINES[4]}=1f1b model.n_layers=8 global_batch=16",
+        f"parallelism=ddp {PIPELINES[4]}=gpipe model.n_layers=8 global_batch=16",
+        f"parallelism=fsdp2 {PIPELINES[4]}=zbv parallelism.reshard_after_forward=never model.n_layers=9 global_batch=16",
     ],
 }
 
@@ -135,23 +147,23 @@ def _measured(case: str) -> StepPeak:
     return StepPeak.of(peak)
 
 
-def predicted(world: int, cases: list[str]) -> list[StepPeak]:
-    """Trace rank 0 in another process, because torch has only one default group per process."""
+def predicted(world: int, cases: list[str]) -> list[list[StepPeak]]:
+    """Trace the first rank of each pipeline rank in another process, because torch has only one default group per process."""
     pool = multiprocessing.get_context("forkserver").Pool(1)
     with pool:
-        return [StepPeak(*each) for each in pool.apply(_predicted, (world, cases))]
+        return [[StepPeak(*peak) for peak in each] for each in pool.apply(_predicted, (world, cases))]
 
 
-def _predicted(world: int, cases: list[str]) -> list[tuple[Any, ...]]:
+def _predicted(world: int, cases: list[str]) -> list[list[tuple[Any, ...]]]:
+    from meshrunner.runner.predict.trace.depth import step_peak
     from meshrunner.runner.predict.trace.tracer import trace_recipe
 
     found = []
     for case in cases:
         recipe = _recipe(case)
-        trace = trace_recipe(recipe, nodes=1, workers=world, device_type="cpu")
-        last = trace.last_step
-        peak = trace.ledger.peak_of(lambda phase, last=last: phase.step == last)
-        found.append(tuple(StepPeak.of(peak)))
+        ranks = range(0, world, world // recipe.parallelism.pipeline)
+        traces = (trace_recipe(recipe, rank, nodes=1, workers=world, device_type="cpu") for rank in ranks)
+        found.append([tuple(StepPeak.of(step_peak(trace))) for trace in traces])
     return found
 
 
@@ -168,7 +180,14 @@ SOME = {2: CASES[2][::4], 3: CASES[3][:2]}
 )
 def test_predicted_peak_equals_the_measured_one(world: int, cases: list[str]) -> None:
     predictions, ranks = predicted(world, cases), on_ranks(world, measured, cases)
-    for case, prediction, *each in zip(cases, predictions, *ranks, strict=True):
-        # With context parallelism on a CPU, other ranks than the predicted one keep a mask more.
-        worst = max(each[:1] if CONTEXT in case else each, key=lambda peak: peak.total)
-        assert prediction == worst, case
+    for case, by_stage, *each in zip(cases, predictions, *ranks, strict=True):
+        size = world // len(by_stage)
+        for first, prediction in zip(range(0, world, size), by_stage, strict=True):
+            # With context parallelism on a CPU, other ranks than the predicted one keep a mask more.
+            peers = each[first : first + (1 if CONTEXT in case else size)]
+            assert prediction == max(peers, key=lambda peak: peak.total), (case, first)
+    if world == 4:  # 1f1b holds the activations of 4 micro batches, gpipe those of all 16
+        one_forward_one_backward, gpipe = (
+            predictions[cases.index(case)][0].total for case in cases if "n_layers=8" in case
+        )
+        assert one_forward_one_backward <= gpipe / 2

@@ -111,7 +111,7 @@ def _trace(
         dist.init_process_group("fake", rank=rank, world_size=nodes * workers, store=FakeStore())
         group.callback(dist.destroy_process_group)
         if degrees.pipeline > 1:  # DTensor's cache holds meshes, in which another rank's groups have other names
-            _clear_sharding_prop_cache()
+            _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
             group.callback(_clear_sharding_prop_cache)
         mesh = build_mesh("cpu", degrees)  # a mesh cannot be on meta
         with _from_first_weight(recorder, recording, type(recipe.parallelism)):

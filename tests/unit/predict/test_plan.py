@@ -43,6 +43,7 @@ SPEED = (
     "perf/calibrated",
     "perf/error_pct",
     "perf/error_basis",
+    "perf/pipeline_idle_pct",
 )
 
 

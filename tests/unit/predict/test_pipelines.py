@@ -1,0 +1,101 @@
+"""Predictions of pipelines: which ranks are traced, how long they wait, and which rank's memory is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshrunner.recipes.parallelism.pipeline.order import COSTS, idle_share, passes_by_rank
+from meshrunner.recipes.parallelism.pipeline.stages import SCHEDULES
+from meshrunner.runner.config.devices import expected_devices
+from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.predict.forecast import Forecast
+from meshrunner.runner.predict.predict import predict
+from meshrunner.runner.predict.record.trace_events import PipelinePass
+from meshrunner.runner.predict.timing.pipelined import TracedRanks, traced_ranks
+from meshrunner.runner.predict.timing.rates import GPURates
+from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
+from meshrunner.runner.predict.trace.depth import step_peak
+from meshrunner.runner.predict.trace.tracer import trace_recipe
+from tests.composed import experiment
+from tests.unit.predict.test_clock import gpu, product
+
+SMALL = ("model.dim=64", "model.vocab_size=512", "model.ffn_dim=128", "seq_len=32", "micro_batch=1", "data=random")
+
+
+def recipe(*overrides: str) -> Experiment:
+    return experiment(*SMALL, "parallelism=fsdp2_pp", "parallelism.pipeline=4", *overrides)
+
+
+SPLIT = "parallelism.pipeline_split"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "alike"),
+    [
+        (f"model.n_layers=8 {SPLIT}=[2,2,2,2]", (0, 1, 1, 3)),
+        (f"model.n_layers=8 {SPLIT}=[2,3,2,1]", (0, 1, 2, 3)),
+        # Every second block is recomputed, so stages of two blocks are alike, but stages of three blocks are not.
+        (f"model.n_layers=8 {SPLIT}=[2,2,2,2] activation_checkpoint=selective_layer", (0, 1, 1, 3)),
+        (f"model.n_layers=9 {SPLIT}=[2,3,3,1] activation_checkpoint=selective_layer", (0, 1, 2, 3)),
+        # A pattern names a block, so blocks may differ.
+        (f"model.n_layers=8 {SPLIT}=[2,2,2,2] model.freeze=[layers.3.*]", (0, 1, 2, 3)),
+        (f"model.n_layers=8 {SPLIT}=[1,1,1,1,1,1,1,1] parallelism.pipeline_schedule=interleaved_1f1b", (0, 1, 1, 3)),
+    ],
+)
+def test_a_rank_of_each_kind_is_traced(overrides: str, alike: tuple[int, ...]) -> None:
+    found = traced_ranks(recipe(*overrides.split()), 8, 8, None)
+    assert found is not None and found.alike == alike and found.neighbours == 2
+
+
+def test_an_emulated_rank_is_traced_itself() -> None:
+    found = traced_ranks(recipe("model.n_layers=8", "parallelism.pipeline_split=[2,2,2,2]"), 8, 8, 5)
+    assert found is not None and found.shown == 2 and found.traced == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_wait_as_the_order_says(name: str, ranks: int) -> None:
+    """If a forward takes 1 ms, and a backward twice as long, the predicted wait is the computed one, and that for transfers."""
+    schedule, micro_batches = SCHEDULES[name], 4 * ranks
+    layout = recipe(f"parallelism.pipeline={ranks}", f"parallelism.pipeline_schedule={name}").parallelism
+    clocks = []
+    for passes in passes_by_rank(schedule, ranks, schedule.stages, micro_batches):
+        clock = SimulatedClock(GPURates(gpu(), "tf32", 8))
+        clocks.append(clock)
+        for each in passes:
+            this = PipelinePass(each.name, each.stage, each.micro_batch, begins=True)
+            for event in (this, product(COSTS[each.kind]), this._replace(begins=False)):
+                clock.take(event)
+    traced = TracedRanks(layout, micro_batches, 1, tuple(range(ranks)), None)
+    step, work = traced.step_time(clocks, exchanged=0), 3e-3 * schedule.stages * micro_batches
+    waits = idle_share(schedule, ranks, schedule.stages, micro_batches) * work
+    assert step.pipeline_idle_pct is not None
+    latency = 8e-6 * 4 * (micro_batches + ranks)
+    waited = step.pipeline_idle_pct / 100 * step.seconds
+    assert waits * 0.999 <= waited * work / step.seconds <= waits + latency
+    assert step.seconds - work == pytest.approx(step.exposed_communication_s)
+
+
+def planned(*overrides: str) -> Forecast:
+    two = ("hardware=h100_80gb", "launch.workers=2", "parallelism.pipeline=2", "model.n_layers=2")
+    chosen = recipe(*two, *overrides)
+    return predict(chosen, expected_devices(chosen))
+
+
+def test_the_rank_with_most_memory_is_answered() -> None:
+    """Under gpipe, the last rank keeps the logits of all micro batches. Under 1f1b, the first rank keeps more activations."""
+    last = planned("parallelism.pipeline_schedule=gpipe", "global_batch=4", "model.vocab_size=4096")
+    assert last.rank == 1 and last.as_json()["rank"] == 1 and last.verdict.answer == "fits"
+    first = planned("global_batch=8", "micro_batch=2", "seq_len=512")
+    second = planned("global_batch=8", "micro_batch=2", "seq_len=512", "launch.emulate=1")
+    assert first.rank == 0 and second.rank == 1
+    assert first.memory and first.memory.peak_reserved_gib and second.memory and second.memory.peak_reserved_gib
+    assert first.memory.peak_reserved_gib > second.memory.peak_reserved_gib
+    assert first.speed and second.speed and first.speed.wps == pytest.approx(second.speed.wps)
+    assert first.speed.pipeline_idle_pct
+
+
+def test_a_rank_stands_for_ranks_that_hold_fewer_micro_batches() -> None:
+    chosen = recipe("model.n_layers=4", f"{SPLIT}=[1,1,1,1]", "global_batch=4", "launch.workers=4")
+    first, second = (trace_recipe(chosen, rank, nodes=1, workers=4, device_type="cpu") for rank in (1, 2))
+    assert step_peak(second).total < step_peak(first).total
