@@ -68,6 +68,8 @@ def _cut(recipe: Recipe, network: Network, mesh: DeviceMesh, device: torch.devic
     own = layout.schedule.stages_of(mesh.get_local_rank("pipeline"), layout.pipeline, layout.stages_per_rank)
     computing = partial(layout.computing, recipe.precision, device.type)
     parts = {stage: Part(network, split[stage], computing) for stage in own}
+    for part in parts.values():
+        part.parts = list(parts.values())
     cut(network, parts.values())
     return dict(parts)
 

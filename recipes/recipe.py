@@ -92,9 +92,10 @@ class Recipe(Section):
         layout = self.parallelism
         if layout.pipeline == 1:
             return []
+        if problems := self.model.pipeline_problems():
+            return problems
         settings = layout.pipeline_schedule, layout.pipeline, layout.stages_per_rank, layout.pipeline_split
-        blocks = len(self.model.block_flops(self.seq_len)) - 1
-        return self.model.pipeline_problems() or stage_problems(*settings, blocks=blocks, micro_batches=micro_batches)
+        return stage_problems(*settings, blocks=self.model.pipeline_blocks, micro_batches=micro_batches)
 
     def host_bytes(self, ranks: int) -> int | None:
         """Return the bytes of host memory that each of `ranks` ranks may use on CPUs, or None if the limit is unknown."""

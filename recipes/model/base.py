@@ -89,6 +89,11 @@ class Model(Option):
         """Return the reasons why this model cannot be cut into pipeline stages, or [] if it can."""
         return ["parallelism.pipeline: this model cannot be cut into stages; use parallelism.pipeline=1"]
 
+    @property
+    def pipeline_blocks(self) -> int:
+        """Number of blocks that a pipeline divides into stages."""
+        raise NotImplementedError
+
     def block_flops(self, seq_len: int) -> list[int]:
         """Return the training FLOPs per token of each block, and of everything after the last block. A pipeline needs this."""
         raise NotImplementedError

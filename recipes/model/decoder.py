@@ -156,6 +156,10 @@ class Decoder(Model):
             attention = 4 * self.n_heads * self.head_dim * seq_len * passes * attends
             yield name, Flops(total + self.other_flops(name) * passes + attention, attention)
 
+    @property
+    def pipeline_blocks(self) -> int:
+        return self.n_layers
+
     def block_flops(self, seq_len: int) -> list[int]:
         found = [0] * (self.n_layers + 1)
         for name, flops in self._weight_flops(seq_len):

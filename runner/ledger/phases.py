@@ -45,18 +45,16 @@ class Phases:
         self._enter("forward")
 
     def __enter__(self) -> Self:
-        parts: set[Part] = set()
-
         def look_for_network(module: nn.Module, _: Any) -> None:
             if isinstance(module, Network):
                 any_module.remove()
                 self._follow(module)
                 self._enter("forward")
-            elif isinstance(module, Part) and module not in parts:  # a rank may have several pipeline stages
-                if not parts:
-                    self._follow_loss(module.network[0])
-                parts.add(module)
-                self._follow_modules(module, module.blocks)
+            elif isinstance(module, Part):
+                any_module.remove()
+                self._follow_loss(module.network[0])
+                for part in module.parts:
+                    self._follow_modules(part, part.blocks)
                 self._enter("forward")
 
         any_module = register_module_forward_pre_hook(self._hook(look_for_network))

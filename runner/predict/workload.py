@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from types import UnionType
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from meshrunner.runner.predict.timing.pipelined import TracedRanks, traced_ranks
 from meshrunner.runner.predict.timing.rates import CPURates, Fp32Rate, GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock, StepTime
 from meshrunner.runner.predict.trace.depth import Depths, shallow_depths
-from meshrunner.runner.predict.trace.tracer import MICRO_BATCHES, Trace, trace_all
+from meshrunner.runner.predict.trace.tracer import Trace, trace_depths
 
 
 @dataclass(frozen=True)
@@ -116,25 +117,16 @@ def trace_run(
     degrees = experiment.parallelism.degrees(nodes, workers)
     pipeline = traced_ranks(experiment, nodes * workers, experiment.accumulation(degrees.data)[1], emulated)
     ranks = [0] if pipeline is None else [rank * pipeline.neighbours for rank in pipeline.traced]
-    traces = trace_all(
-        [(recipe, rank) for rank in ranks for recipe in recipes],
-        nodes=nodes,
-        workers=workers,
-        device_type=device.type,
-        libraries=gpu_libraries(experiment, device.hardware),
-        in_first_step=MICRO_BATCHES if depths is None else 1,
-    )
-    first, events = traces[0], tuple(each.events for each in traces)
+    trace = partial(trace_depths, recipes, nodes=nodes, workers=workers, device_type=device.type)
+    traces = {rank: trace(rank, libraries=gpu_libraries(experiment, device.hardware)) for rank in ranks}
+    first, events = traces[0][0], tuple(each.events for own in traces.values() for each in own)
     tokens = first.tokens / (degrees.tensor * degrees.pipeline)
     skipped, exchanged = first.skipped_micro_batches, first.exchanged
     workload = Workload(experiment, workers, tokens, skipped, events, depths, pipeline, exchanged)
-    if pipeline is None:
-        return workload, {0: traces}
-    found: dict[int, tuple[Trace, ...]] = {}
-    for rank, trace in zip(pipeline.traced, traces, strict=True):
-        if pipeline.shown in (None, rank):
-            found[rank * pipeline.neighbours] = (trace,)
-    return workload, found
+    if pipeline is not None and pipeline.shown is not None:
+        rank = pipeline.shown * pipeline.neighbours
+        return workload, {rank: traces[rank]}
+    return workload, traces
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:

@@ -21,8 +21,8 @@ class Part(nn.Module):
         super().__init__()
         self._forward, self._computing = partial(network.forward_part, blocks), computing
         names = part_names(network, blocks)
-        self.network = [network]
-        """The network, in a list because it is no submodule."""
+        self.network, self.parts = [network], [self]
+        """Lists, because neither is a submodule: the network, and all its parts on this rank."""
         self.blocks = {
             number: block
             for number, block in enumerate(network.block_names())

@@ -61,26 +61,26 @@ class Trace(NamedTuple):
 
 def trace_recipe(recipe: Recipe, rank: int = 0, **setting: Any) -> Trace:
     """Trace the first two optimizer steps of a rank. Each `auto` in `recipe` must already be resolved for the device type."""
-    return trace_all([(recipe, rank)], **setting)[0]
+    return trace_depths([recipe], rank, **setting)[0]
 
 
-def trace_all(
-    runs: Sequence[tuple[Recipe, int]],
+def trace_depths(
+    recipes: Sequence[Recipe],
+    rank: int = 0,
     *,
     nodes: int,
     workers: int,
     device_type: str,
     libraries: GPULibraries | None = None,
-    in_first_step: int = MICRO_BATCHES,
 ) -> tuple[Trace, ...]:
-    """Trace runs, given as recipe and rank, as `trace_recipe` does. The recipes may differ only in the number of blocks, because
-    the traces share compiled code. in_first_step: maximum number of micro batches to trace in the first step. A trace can be
-    replayed only if the number is the default. A pipeline schedule has all micro batches in each step."""
-    libraries = libraries or GPULibraries()
+    """Trace each recipe as `trace_recipe` does. If there are several recipes, only the number of blocks may differ: the traces
+    share compiled code. Traces of several recipes cannot be replayed, because their first step has only one micro batch."""
+    in_first_step = 1 if len(recipes) > 1 else MICRO_BATCHES
+    setting = rank, in_first_step, nodes, workers, device_type, libraries or GPULibraries()
     try:
-        return tuple(_trace(*each, in_first_step, nodes, workers, device_type, libraries) for each in runs)
+        return tuple(_trace(each, *setting) for each in recipes)
     finally:
-        if runs[0][0].compile.compiles:
+        if recipes[0].compile.compiles:
             torch._dynamo.reset()  # compiled code is valid only for this model
 
 
@@ -110,7 +110,9 @@ def _trace(
     ):
         dist.init_process_group("fake", rank=rank, world_size=nodes * workers, store=FakeStore())
         group.callback(dist.destroy_process_group)
-        if degrees.pipeline > 1:  # DTensor's cache holds meshes, in which another rank's groups have other names
+        if (
+            degrees.pipeline > 1
+        ):  # DTensor's cache holds names of process groups, and another rank's groups have other names
             _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
             group.callback(_clear_sharding_prop_cache)
         mesh = build_mesh("cpu", degrees)  # a mesh cannot be on meta
@@ -118,7 +120,7 @@ def _trace(
             model, trained, _ = assemble(recipe, mesh, META)
         micro = recipe.accumulation(degrees.data)[1]
         optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
-        most = micro if degrees.pipeline > 1 else MICRO_BATCHES
+        most = MICRO_BATCHES if degrees.pipeline == 1 else micro  # a schedule has all micro batches in each step
         for step in range(STEPS):
             if step and recipe.compile.cuda_graph:
                 device.write(CaptureBegan())
@@ -128,7 +130,7 @@ def _trace(
                 rows = torch.empty(shape, dtype=torch.int64, device=META)
                 batches = micro_batches(rows, recipe.micro_batch, network_of(model).own)
                 del rows
-            traced = batches[: most if step else max(in_first_step, most * (degrees.pipeline > 1))]
+            traced = batches[: most if step or degrees.pipeline > 1 else in_first_step]
             pretrain.update(recipe, model, trained, optimizer, traced, recipe.optimizer.lr)
         tokens = micro * recipe.micro_batch * recipe.seq_len // degrees.context
         skipped = max(0, micro - most)

@@ -227,7 +227,6 @@ def test_all_problems_are_listed_together() -> None:
             2,
             "is computed from the experts of all blocks",
         ),
-        (["launch.emulate=0", "parallelism.pipeline=2"], 2, "how long pipeline stages wait for each other"),
         (
             ["model=moe_tiny", "model.experts.balance=sequence_loss", "parallelism.context=2"],
             2,
