@@ -68,11 +68,14 @@ def predicted(row: Row) -> Compared:
     reserved = active = None
     if row.reserved_gib is not None:
         fixed, expandable = (
-            replay(traces[0][0].events, workload.clock(hardware), CachingAllocator(None, expandable=each))
+            [
+                replay(trace.events, workload.clock(hardware), CachingAllocator(None, expandable=each))
+                for (trace,) in traces.values()
+            ]
             for each in (False, True)
         )
-        reserved = fixed.peak_reserved / GIB, expandable.peak_reserved / GIB
-        active = fixed.peak.total / GIB
+        reserved = tuple(max(rank.peak_reserved for rank in each) / GIB for each in (fixed, expandable))
+        active = max(rank.peak.total for rank in fixed) / GIB
     return Compared(
         row,
         hardware.name,

@@ -33,7 +33,8 @@ SOURCES = {
     "titan 2024-12": (
         "[torchtitan](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md), "
         "December 2024. The runs used H100s with a power limit of 500 W. torchtitan's launch script set expandable segments. "
-        "Weights were gathered in float8, except in the row with tensor parallelism, which gathered activations in float8"
+        "Weights were gathered in float8, except in the rows with tensor parallelism, which gathered activations in float8. With "
+        "pipelines, this communication overlapped with matmuls, which predictions do not model"
     ),
     "Trainy": (
         "[Trainy](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md) with "
@@ -129,6 +130,13 @@ def titan(
     )
     name = ", ".join((_title(model), recompute, *_changes(more)))
     return Row(source, name, overrides, _range(wps), reserved, fitted=source == "titan 2024-07")
+
+
+def pipelined(schedule: str, wps: float, reserved: float) -> Row:
+    """Return a run of December 2024 with a pipeline, in which communication of tensor parallelism overlapped with matmuls."""
+    more = *WITH_PIPELINE, f"parallelism.pipeline_schedule={schedule}"
+    row = titan("titan 2024-12", (H100, 64), "llama3_405b", "full", (8192, 4), wps, reserved, *more)
+    return row._replace(name=f"{row.name}, pipeline 8, {schedule}", other_program=True)
 
 
 def a100(model: str, batch: int, recompute: str, wps: float) -> Row:
@@ -234,6 +242,10 @@ FSDP2, SINGLE, GRAPH = "parallelism=fsdp2", "parallelism=single", "compile.cuda_
 COMPILED_LOSS = ("parallelism.kind=fsdp2", "loss.kind=plain")
 """Overrides for torchtitan with a compiled loss, which keeps no logits in fp32."""
 WITH_TENSOR = (*FLOAT8, *COMPILED_LOSS, "parallelism.tensor=8")
+WITH_PIPELINE = (
+    *(*WITH_TENSOR, "parallelism.pipeline=8", "parallelism.reshard_after_forward=never"),
+    "global_batch=256",  # 8 micro batches per step, torchtitan's default: the number of pipeline ranks
+)
 
 ROWS = (
     march("fsdp1", "full", (6100, 6200), 32.14, 23.58),
@@ -252,6 +264,8 @@ ROWS = (
     titan("titan 2024-12", (H100, 16), "llama3_8b", SAC, (8192, 2), 8380, 61.8, *GATHERED),
     titan("titan 2024-12", (H100, 1), "llama3_8b", "full", (32768, 1), 3890, 83.9, *GATHERED),
     titan("titan 2024-12", (H100, 32), "llama3_70b", "full", (8192, 16), 829, 71.9, *WITH_TENSOR),
+    pipelined("1f1b", 100, 82.5),
+    pipelined("interleaved_1f1b", 128, 72.7),
     titan("Trainy", (H200, 4), "llama3_8b", SAC, (8192, 2), 10938, 47.96, *GATHERED, *COMPILED_LOSS),
     titan("Trainy", (H200, 8), "llama3_8b", SAC, (8192, 2), 10753, 46.97, *GATHERED, *COMPILED_LOSS),
     h200("Llama 3.2 1B", "none", 4, 60594, 47.305, 42.680, FSDP2, COMPILED),

@@ -199,6 +199,9 @@ FIGURES: tuple[Figure, ...] = (
     Figure("pipeline/idle_pct", "percent", "pipeline idle, computed", PERCENT, "once", "median",
            "with `parallelism.pipeline`: share of a step in which a device waits for other stages, computed from the schedule's "
            "order. Stages are assumed to take equally long, and a backward pass twice as long as a forward pass"),
+    Figure("pipeline/measured_idle_pct", "percent", "pipeline idle, measured", PERCENT, "once", "median",
+           "`profiler=trace` with `parallelism.pipeline`: share of the profiled steps' time in which a device is idle, sends or "
+           "receives; mean over the traced ranks"),
     Figure("trace/compute_pct", "percent", "compute", PERCENT, "once", "",
            "`profiler=trace`: share of the profiled steps' time in which a compute kernel runs; mean over the traced ranks",
            higher_is_better=True),

@@ -12,6 +12,7 @@ compute. Events that enclose operators, such as `autograd::*`, `MmBackward0` and
 event may include calls of `work.wait()`, which a trace does not show.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ STEP = "meshrunner step "
 """Prefix of the annotation that marks a step in the trace."""
 COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
+TRANSFER = re.compile(r"gloo:(send|recv)|c10d::(send|recv_)$|ncclDevKernel_SendRecv")
+"""Pattern of what pipeline stages exchange."""
 OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH = ("cuda_runtime", "cuda_driver")
@@ -61,6 +64,14 @@ def shares(events: list[Event]) -> Shares | None:
         return None
     computing, exposed = 100 * spent[COMPUTE] / total, 100 * spent[COMMUNICATION] / total
     return Shares(computing, exposed, 100 - computing - exposed)
+
+
+def pipeline_idle_pct(events: list[Event]) -> float:
+    """Return the share of time in which a pipeline rank computes nothing and runs no collective, so that it is idle or sends or
+    receives, in percent. Return NaN without such transfers or without steps."""
+    others = [event for event in events if not TRANSFER.match(event.get("name", ""))]
+    found = shares(others) if len(others) < len(events) else None
+    return math.nan if found is None else found.idle_pct
 
 
 def _activity(busy: Counter[Lane]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.profiler.base import ProfiledRun, Session, Windowed
-from meshrunner.runner.profiler.overlap import STEP, Shares, shares
+from meshrunner.runner.profiler.overlap import STEP, Shares, pipeline_idle_pct, shares
 from meshrunner.runner.rundir import TraceTable
 from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace
 
@@ -35,7 +35,7 @@ class TraceProfile(Windowed):
 class TraceSession(Session):
     """Session that runs torch.profiler during the steps to profile, and marks each profiled step in the trace."""
 
-    figures: ClassVar[tuple[str, ...]] = Shares._fields
+    figures: ClassVar[tuple[str, ...]] = (*Shares._fields, "pipeline_idle_pct")
     warms_up: ClassVar[bool] = True
     option: TraceProfile
     profile: Any = None
@@ -72,7 +72,7 @@ class TraceSession(Session):
         self.profile = None
         with gzip.open(path, "rt") as file:
             events = json.load(file)["traceEvents"]
-        return list(shares(events) or [math.nan] * len(self.figures))
+        return [*(shares(events) or [math.nan] * len(Shares._fields)), pipeline_idle_pct(events)]
 
     def _synchronize(self) -> None:
         """Wait until the device is idle, so that no kernel runs while the trace starts or stops."""
@@ -84,9 +84,10 @@ class TraceSession(Session):
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
         """Write the time shares of each profiled rank to trace/table.json. Return the mean shares of the profiled ranks."""
         ranks = range(len(figures)) if self.option.ranks == "all" else sorted(self.option.ranks)
-        rows = [{"rank": rank} | dict(zip(self.figures, figures[rank], strict=True)) for rank in ranks]
+        rows = [{"rank": rank} | dict(zip(Shares._fields, figures[rank], strict=False)) for rank in ranks]
         (self.run_dir / TRACES).mkdir(exist_ok=True)
         TraceTable.model_validate({"steps": (self.first, self.last), "ranks": rows}).write(self.run_dir / TRACE_TABLE)
         known = [row for row in figures if not math.isnan(row[0])]
-        means = map(fmean, zip(*known, strict=True)) if known else [None] * len(self.figures)
-        return {f"trace/{name}": mean for name, mean in zip(self.figures, means, strict=True)}
+        *means, waiting = map(fmean, zip(*known, strict=True)) if known else [None] * len(self.figures)
+        measured = {} if waiting is None or math.isnan(waiting) else {"pipeline/measured_idle_pct": waiting}
+        return {f"trace/{name}": mean for name, mean in zip(Shares._fields, means, strict=True)} | measured

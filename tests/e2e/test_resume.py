@@ -312,6 +312,36 @@ def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(kind: s
     assert kept(run_dir) == ["step-00000038", "step-00000040"]
 
 
+@pytest.mark.slow
+def test_killed_under_a_pipeline_a_run_continues_under_another(tmp_path: Path) -> None:
+    """kill -9 of a worker, first under two pipeline ranks, then under four stages, then under none."""
+    own_classes(tmp_path)
+    overrides = ("steps=16", "model.n_layers=4", "global_batch=4", "optimizer.kind=faulty:SlowAdamW")
+    completed(run(*overrides, "parallelism=single", "launch.workers=1", cwd=tmp_path, run_dir="one"), tmp_path / "one")
+    run_dir, pipeline = tmp_path / "out", ("parallelism=fsdp2_pp", "launch.workers=2")
+    arguments = (
+        "run",
+        *TINY,
+        f"hydra.run.dir={run_dir}",
+        *overrides,
+        *pipeline,
+        "checkpoint=dcp",
+        "checkpoint.every=2",
+    )
+    for old, new in (("schedule: 1f1b", "schedule: interleaved_1f1b"), ("pipeline: 2", "pipeline: 1")):
+        with Command(*arguments, cwd=tmp_path) as command:
+            rows = steps_done(run_dir)
+            until(lambda: steps_done(run_dir) >= rows + 4)  # noqa: B023
+            psutil.Process(status(run_dir)["workers"][1]["pid"]).kill()
+            assert command.wait().code == 1
+        assert not is_complete(run_dir, 16)
+        edit(run_dir, old, new)
+        arguments = ("resume", str(run_dir))
+    completed(resume(run_dir), run_dir)
+    losses = ([row[1] for row in curve(each)] for each in (run_dir, tmp_path / "one"))
+    assert next(losses) == pytest.approx(next(losses), rel=1e-6)
+
+
 def is_complete(run_dir: Path, steps: int) -> bool:
     return (run_dir / "checkpoints" / f"step-{steps:08}").exists()
 

@@ -56,7 +56,7 @@ def test_the_meter_writes_what_the_table_has_and_nothing_else() -> None:
 def test_what_profilers_add_is_in_the_table() -> None:
     added = {each.key for each in FIGURES if each.over_steps == "once" and not each.predicts}
     added -= {"perf/time_to_first_step_s", "perf/wps_error", "perf/tokens_per_cpu_s_error", "pipeline/idle_pct"}
-    assert added == {KEYS[0], *(f"trace/{name}" for name in Shares._fields)}
+    assert added == {KEYS[0], "pipeline/measured_idle_pct", *(f"trace/{name}" for name in Shares._fields)}
 
 
 def test_saving_has_a_column_where_something_was_saved() -> None:
@@ -114,6 +114,7 @@ def test_the_keys_of_json_and_csv_stay() -> None:
         "train/final_loss",
         "experts/max_violation_median",
         "pipeline/idle_pct",
+        "pipeline/measured_idle_pct",
     ]
 
 

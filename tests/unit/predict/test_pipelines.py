@@ -10,12 +10,12 @@ from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.predict.forecast import Forecast
 from meshrunner.runner.predict.predict import predict
-from meshrunner.runner.predict.record.trace_events import PipelinePass
+from meshrunner.runner.predict.record.trace_events import Collective, Operator, PipelinePass
 from meshrunner.runner.predict.timing.pipelined import TracedRanks, traced_ranks
 from meshrunner.runner.predict.timing.rates import GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 from meshrunner.runner.predict.trace.depth import step_peak
-from meshrunner.runner.predict.trace.tracer import trace_recipe
+from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
 from tests.composed import experiment
 from tests.unit.predict.test_clock import gpu, product
 
@@ -99,3 +99,26 @@ def test_a_rank_stands_for_ranks_that_hold_fewer_micro_batches() -> None:
     chosen = recipe("model.n_layers=4", f"{SPLIT}=[1,1,1,1]", "global_batch=4", "launch.workers=4")
     first, second = (trace_recipe(chosen, rank, nodes=1, workers=4, device_type="cpu") for rank in (1, 2))
     assert step_peak(second).total < step_peak(first).total
+
+
+def counted(trace: Trace, kind: type[Operator | Collective], name: str) -> int:
+    """Return how many matmuls or all-gathers the last step has."""
+    return sum(
+        isinstance(each, kind) and each.phase.step == trace.last_step and name in (each.name, getattr(each, "kind", ""))
+        for each in trace.events
+    )
+
+
+def test_no_schedule_multiplies_more_than_one_process_and_never_gathers_once() -> None:
+    """Summed over ranks, a step has as many matmuls as without a pipeline. A unit that is not freed is gathered once."""
+    small = ("model.n_layers=4", "global_batch=8", "parallelism.reshard_after_forward=never")
+    alone = experiment(*SMALL, "parallelism=single", "model.n_layers=4", "global_batch=2")
+    trace = trace_recipe(alone, nodes=1, workers=1, device_type="cpu")
+    per_micro_batch, odd = divmod(counted(trace, Operator, "matmul"), 2)
+    assert per_micro_batch > 4 * 3 * 7 and not odd
+    for name in SCHEDULES:
+        chosen = recipe(*small, "parallelism.pipeline=2", f"parallelism.pipeline_schedule={name}")
+        traces = [trace_recipe(chosen, rank, nodes=1, workers=4, device_type="cpu") for rank in (0, 2)]
+        assert sum(counted(each, Operator, "matmul") for each in traces) == 4 * per_micro_batch, name
+        # The units are the embedding, four blocks, the output projection, and the norm before it.
+        assert sum(counted(each, Collective, "all_gather") for each in traces) == 7, name

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from meshrunner.runner.profiler.overlap import STEP, Event, shares
+from meshrunner.runner.profiler.overlap import STEP, Event, pipeline_idle_pct, shares
 
 TRAINING, GLOO = 1, 2
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
@@ -89,6 +90,18 @@ def test_kernels_overlap_across_streams() -> None:
         event("Memcpy HtoD", 75, 80, 7, "gpu_memcpy", correlation=1),
     ]
     assert shares(events) == (45, 20, 35)
+
+
+def test_a_pipeline_rank_idles_while_it_only_sends_or_receives() -> None:
+    transfers = [
+        *kernel("ncclDevKernel_SendRecv(ncclDevKernelArgs)", 0, 60, stream=20, launched=1),
+        *kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgs)", 80, 90, stream=21, launched=2),
+    ]
+    events = [step(1, 0, 100), *kernel("ampere_sgemm_128x64", 10, 50, stream=7, launched=5)]
+    assert pipeline_idle_pct([*events, *transfers]) == 50
+    assert math.isnan(pipeline_idle_pct(events))
+    on_cpu = [step(1, 0, 10), event("aten::mm", 0, 4), event("gloo:recv", 3, 8, thread=2), event("c10d::send", 8, 9)]
+    assert pipeline_idle_pct(on_cpu) == 60
 
 
 def test_step_on_the_device_ends_with_the_work_launched_in_it() -> None:
