@@ -130,9 +130,12 @@ def trace_run(
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """Trace a run to predict its measured step time. Drop memory events, for speed, and the collectives of an emulated rank."""
-    workload, _ = trace_run(experiment.on(device.type), device, shallow=True)
-    return workload.without(MemoryEvent if experiment.launch.emulate is None else MemoryEvent | Collective)
+    """Trace a run to predict its measured step time. Drop memory events, for speed. An emulated rank waits for no other rank."""
+    workload, traces = trace_run(experiment.on(device.type), device, shallow=True)
+    if experiment.launch.emulate is None:
+        return workload.without(MemoryEvent)
+    own = tuple(each.events for of_rank in traces.values() for each in of_rank)
+    return replace(workload, pipeline=None, events=own).without(MemoryEvent | Collective)
 
 
 def _at_full_depth(depths: Depths, shallow: StepTime, deeper: StepTime) -> StepTime:

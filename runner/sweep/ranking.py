@@ -45,8 +45,8 @@ SHOWN = (
 """Settings that are printed above the table if they are equal in all combinations."""
 LEGEND = {
     "WPS": "tokens per second per device, with the error of the prediction",
-    "active": "peak memory of tensors on rank 0, in GiB",
-    "reserved": "peak memory of the allocator on rank 0, in GiB",
+    "active": "peak memory of tensors on the rank that needs most, in GiB",
+    "reserved": "peak memory of the allocator on the same rank, in GiB",
 }
 """Explanations of columns, keyed by title."""
 LEFT_OUT = ("step time", "MFU")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from meshrunner.recipes.model import transformer
 from meshrunner.recipes.parallelism.pipeline.order import COSTS, idle_share, passes_by_rank
 from meshrunner.recipes.parallelism.pipeline.stages import SCHEDULES
 from meshrunner.runner.config.devices import expected_devices
@@ -16,6 +18,7 @@ from meshrunner.runner.predict.timing.rates import GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 from meshrunner.runner.predict.trace.depth import step_peak
 from meshrunner.runner.predict.trace.tracer import Trace, trace_recipe
+from meshrunner.runner.predict.workload import trace_run, trace_workload
 from tests.composed import experiment
 from tests.unit.predict.test_clock import gpu, product
 
@@ -109,16 +112,35 @@ def counted(trace: Trace, kind: type[Operator | Collective], name: str) -> int:
     )
 
 
-def test_no_schedule_multiplies_more_than_one_process_and_never_gathers_once() -> None:
+@pytest.mark.slow_but("1f1b", "zbv")
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_multiplies_no_more_than_one_process_and_gathers_once(name: str) -> None:
     """Summed over ranks, a step has as many matmuls as without a pipeline. A unit that is not freed is gathered once."""
-    small = ("model.n_layers=4", "global_batch=8", "parallelism.reshard_after_forward=never")
     alone = experiment(*SMALL, "parallelism=single", "model.n_layers=4", "global_batch=2")
-    trace = trace_recipe(alone, nodes=1, workers=1, device_type="cpu")
-    per_micro_batch, odd = divmod(counted(trace, Operator, "matmul"), 2)
-    assert per_micro_batch > 4 * 3 * 7 and not odd
-    for name in SCHEDULES:
-        chosen = recipe(*small, "parallelism.pipeline=2", f"parallelism.pipeline_schedule={name}")
-        traces = [trace_recipe(chosen, rank, nodes=1, workers=4, device_type="cpu") for rank in (0, 2)]
-        assert sum(counted(each, Operator, "matmul") for each in traces) == 4 * per_micro_batch, name
-        # The units are the embedding, four blocks, the output projection, and the norm before it.
-        assert sum(counted(each, Collective, "all_gather") for each in traces) == 7, name
+    per_micro_batch = counted(trace_recipe(alone, nodes=1, workers=1, device_type="cpu"), Operator, "matmul") / 2
+    assert per_micro_batch > 4 * 3 * 7
+    small = ("model.n_layers=4", "global_batch=8", "parallelism.reshard_after_forward=never")
+    chosen = recipe(*small, "parallelism.pipeline=2", f"parallelism.pipeline_schedule={name}")
+    traces = [trace_recipe(chosen, rank, nodes=1, workers=4, device_type="cpu") for rank in (0, 2)]
+    assert sum(counted(each, Operator, "matmul") for each in traces) == 4 * per_micro_batch
+    # The units are the embedding, four blocks, the output projection, and the norm before it.
+    assert sum(counted(each, Collective, "all_gather") for each in traces) == 7
+
+
+def test_an_error_in_a_stage_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would raise a RuntimeError instead, also for memory that ran out."""
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("of this stage")
+
+    monkeypatch.setattr(transformer.Block, "forward", fails)
+    with pytest.raises(torch.OutOfMemoryError, match="of this stage"):
+        trace_recipe(recipe("parallelism.pipeline=2", "model.n_layers=2"), nodes=1, workers=2, device_type="cpu")
+
+
+def test_an_emulated_rank_waits_for_nobody() -> None:
+    chosen = recipe("hardware=h100_80gb", "launch.workers=4", "model.n_layers=4", "launch.emulate=3")
+    device = expected_devices(chosen)
+    assert device.hardware is not None
+    alone, together = trace_workload(chosen, device), trace_run(chosen, device, shallow=True)[0]
+    assert 0 < alone.step_time(device.hardware).seconds < together.step_time(device.hardware).seconds

@@ -142,7 +142,7 @@ def test_both_peaks_stay_on_a_narrow_terminal() -> None:
     text = list(lines(rows, 80))
     title = next(line for line in text if "combination" in line)
     assert title.split()[1:] == ["WPS", "vs", "first", "active", "reserved"] and len(title) <= 80
-    assert "reserved: peak memory of the allocator on rank 0, in GiB" in text
+    assert "reserved: peak memory of the allocator on the same rank, in GiB" in text
 
 
 def test_a_grid_composes_ranks_and_warns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
