@@ -118,7 +118,8 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
     """
     recompute, compilation = recipe.activation_checkpoint, recipe.compile
     recompute.configure()
-    compilation.configure()
+    # With scales per row, values that are recomputed with another rounding can make the loss NaN (pytorch issue 150859).
+    compilation.configure(emulate_casts=recipe.precision.scales_rows)
     units = [name for name in plan if name] if recipe.parallelism.wraps_units else []
     for number, name in enumerate(network.block_names()):
         block, contains_units = network.get_submodule(name), any(unit.startswith(f"{name}.") for unit in units)

@@ -90,6 +90,7 @@ REST = [
     "precision=bf16 precision.reduce=bf16",
     "precision=float8 precision.all_gather=true compile=per_block",
     "precision=float8 precision.scaling=rowwise compile=per_block",
+    "precision=float8 precision.scaling=rowwise_with_gw_hp compile=per_block activation_checkpoint=full",
     "precision=bf16 compile=per_block compile.allow_buffer_reuse=false",
     "precision=fp32 optimizer.implementation=foreach",
     "precision=fp32 wrap=root_only",

@@ -58,8 +58,11 @@ class Compile(Option):
             return "compile.cuda_graph: a CUDA graph needs a GPU; use compile.cuda_graph=false"
         return None
 
-    def configure(self) -> None:
-        """Set process-wide options. Every worker calls this method before compiling anything."""
+    def configure(self, *, emulate_casts: bool) -> None:
+        """Set process-wide options. Every worker calls this method before compiling anything.
+
+        emulate_casts: whether fused code rounds intermediate results as eager code does.
+        """
 
     def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
         """Compile a block in place. contains_units: whether the block contains FSDP units, which cause graph breaks."""
@@ -121,7 +124,7 @@ class TorchCompile(Compile):
         hint = did_you_mean(self.backend, known)
         return [f"compile.backend: torch has no backend '{self.backend}'.{hint} Known: {', '.join(known)}"]
 
-    def configure(self) -> None:
+    def configure(self, *, emulate_casts: bool) -> None:
         import threading
 
         import torch._dynamo.config
@@ -133,6 +136,7 @@ class TorchCompile(Compile):
         # The number of tokens that ranks exchange differs at each step, so it must not become a constant of the graph.
         torch._dynamo.config.capture_scalar_outputs = True
         torch._inductor.config.allow_buffer_reuse = self.allow_buffer_reuse
+        torch._inductor.config.emulate_precision_casts = emulate_casts
 
     def _arguments(self, contains_units: bool) -> dict[str, Any]:
         fullgraph = not contains_units if self.fullgraph == "auto" else self.fullgraph

@@ -123,8 +123,8 @@ class BF16(Precision):
 class Float8(BF16):
     """Linear layers multiply in float8: inputs, weights and output gradients are scaled and cast before each matmul."""
 
-    scaling: Literal["tensorwise", "rowwise"]
-    """One scale per tensor (fastest) or per row (more accurate)."""
+    scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+    """One scale per tensor (fastest) or per row (more accurate). rowwise_with_gw_hp: per row, with weight gradients in bf16."""
     all_gather: bool
     """Whether to all-gather weights in float8 instead of bf16, which halves the traffic. Needs FSDP2 and tensorwise scaling."""
     skip: list[str]
@@ -142,7 +142,7 @@ class Float8(BF16):
 
     @property
     def scales_rows(self) -> bool:
-        return self.scaling == "rowwise"
+        return self.scaling != "tensorwise"
 
     @property
     def param_bytes(self) -> int:
@@ -157,7 +157,7 @@ class Float8(BF16):
             return "precision: float8 needs a GPU; use precision=bf16, or precision.emulate=true (no faster than bf16)"
         import torch
 
-        needed = (9, 0) if self.scaling == "rowwise" else (8, 9)
+        needed = (9, 0) if self.scales_rows else (8, 9)
         if torch.version.hip is not None or (has := torch.cuda.get_device_capability()) >= needed:
             return None
         return (
