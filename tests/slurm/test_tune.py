@@ -33,6 +33,8 @@ def test_a_search_is_one_job_that_continues_after_a_requeue(folder: Path) -> Non
     job = done.out.split("submitted job ")[1].split()[0]
     tuned = folder / "tuned"
     until(lambda: completed(tuned), 120)
+    # The launcher writes the summary after the status.
+    until(lambda: all(read(tuned / name / "summary.json").get("state") for name in completed(tuned)), 20)
     before = {name: (tuned / name / "summary.json").read_bytes() for name in completed(tuned)}
     slurm("scontrol", "requeue", job)
     ended()

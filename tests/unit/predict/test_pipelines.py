@@ -144,3 +144,17 @@ def test_an_emulated_rank_waits_for_nobody() -> None:
     assert device.hardware is not None
     alone, together = trace_workload(chosen, device), trace_run(chosen, device, shallow=True)[0]
     assert 0 < alone.step_time(device.hardware).seconds < together.step_time(device.hardware).seconds
+
+
+def test_blocks_keep_their_numbers() -> None:
+    """Every second block of the whole model is recomputed, not of a stage."""
+    chosen = recipe(
+        "parallelism.pipeline=2", "model.n_layers=6", f"{SPLIT}=[3,3]", "activation_checkpoint=selective_layer"
+    )
+    trace = trace_recipe(chosen, 1, nodes=1, workers=2, device_type="cpu")
+    recomputed = {
+        each.phase.block
+        for each in trace.events
+        if isinstance(each, Operator) and each.kind == "attention" and each.phase.part == "backward"
+    }
+    assert recomputed == {block for block in range(3, 6) if chosen.activation_checkpoint.recomputes(block)} != set()
