@@ -25,11 +25,6 @@ def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
     return [g.to_local() if isinstance(g, DTensor) else g for g in gradients if g is not None]
 
 
-def global_norm(trained: Sequence[Trainable], device: torch.device | None = None) -> Tensor:
-    """Return the 2-norm of all full gradients: 0-d, fp32, the same on every rank. The arguments are those of `squared_norm`."""
-    return squared_norm(trained, device).sqrt().float()
-
-
 @torch.no_grad()
 def squared_norm(trained: Sequence[Trainable], device: torch.device | None = None) -> Tensor:
     """Return the squared 2-norm of full gradients: 0-d, fp64. All ranks of a parameter's groups must pass the same parameters.

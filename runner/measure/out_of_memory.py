@@ -29,7 +29,7 @@ PARTS = {
     "restore": "loading the checkpoint",
     "save": "saving a checkpoint",
     "step_if_finite": "optimizer",
-    "global_norm": "gradient norm",
+    "squared_norm": "gradient norm",
     "clip_by_norm": "clipping",
 }
 """Phrases for error messages that describe the work of the recipe's functions, keyed by function name."""

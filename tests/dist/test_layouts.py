@@ -23,7 +23,7 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.model.network import network_of
-from meshrunner.recipes.optim.grad_norm import global_norm, squared_norm
+from meshrunner.recipes.optim.grad_norm import squared_norm
 from meshrunner.recipes.parallelism.mesh import build_mesh, place
 from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
 from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
@@ -555,7 +555,7 @@ def masked_step(implementation: str) -> tuple[bool, bool]:
             gradient = parameters[3].grad
             assert isinstance(gradient, DTensor)
             gradient.to_local().view(-1)[0] = float("nan")
-        step_if_finite(optimizer, global_norm(trained))
+        step_if_finite(optimizer, squared_norm(trained).sqrt().float())
         states = [value for state in optimizer.state.values() for value in state.values()]
         return [whole(t) for t in [*parameters, *states]]
 

@@ -8,37 +8,32 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, _Actio
 
 from meshrunner.recipes.parallelism.pipeline.stages import Schedule
 
-COSTS = {
-    _ComputationType.FORWARD: 1.0,
-    _ComputationType.FULL_BACKWARD: 2.0,
-    _ComputationType.BACKWARD_INPUT: 1.0,
-    _ComputationType.BACKWARD_WEIGHT: 1.0,
+KINDS = {
+    _ComputationType.FORWARD: ("forward", 1.0),
+    _ComputationType.FULL_BACKWARD: ("backward", 2.0),
+    _ComputationType.BACKWARD_INPUT: ("backward", 1.0),
+    _ComputationType.BACKWARD_WEIGHT: ("weights", 1.0),
 }
-"""Assumed durations. All stages are assumed to take equally long, and sending to take no time."""
+"""`Pass.name` and `Pass.cost`."""
 
 
 class Pass(NamedTuple):
-    """A forward or backward pass of a micro batch through a stage. `kind` is a key of COSTS."""
+    """A pass of a micro batch through a stage."""
 
-    kind: _ComputationType
+    name: str
+    """forward, backward, or weights: the part of backward that computes gradients of weights, if it is a part of its own."""
     stage: int
     micro_batch: int
-
-    @property
-    def name(self) -> str:
-        """forward, backward, or weights: the part of backward that computes gradients of weights, if it is a part of its own."""
-        return {_ComputationType.FORWARD: "forward", _ComputationType.BACKWARD_WEIGHT: "weights"}.get(
-            self.kind, "backward"
-        )
+    cost: float
+    """Assumed duration. All stages are assumed to take equally long, and sending to take no time."""
 
     def inputs(self, stages: int) -> list[tuple[str, int, int]]:
         """Return the name, stage and micro batch of each pass whose result this pass needs."""
-        _, stage, micro_batch = self
-        match self.name:
-            case "forward":
-                return [("forward", stage - 1, micro_batch)] if stage else []
-            case "weights":
-                return [("backward", stage, micro_batch)]
+        name, stage, micro_batch, _ = self
+        if name == "weights":
+            return [("backward", stage, micro_batch)]
+        if name == "forward":
+            return [("forward", stage - 1, micro_batch)] if stage else []
         after = [("backward", stage + 1, micro_batch)] if stage < stages - 1 else []
         return [("forward", stage, micro_batch), *after]
 
@@ -46,8 +41,8 @@ class Pass(NamedTuple):
 def idle_share(schedule: Schedule, ranks: int, per_rank: int, micro_batches: int) -> float:
     """Return the share of a step in which a pipeline rank waits, averaged over ranks."""
     order = passes_by_rank(schedule, ranks, per_rank, micro_batches)
-    busy = sum(COSTS[each.kind] for passes in order for each in passes)
-    return 1 - busy / (ranks * max(ends(order, ranks * per_rank, lambda each: COSTS[each.kind])))
+    busy = sum(each.cost for passes in order for each in passes)
+    return 1 - busy / (ranks * max(ends(order, ranks * per_rank, lambda each: each.cost)))
 
 
 def passes_by_rank(schedule: Schedule, ranks: int, per_rank: int, micro_batches: int) -> list[list[Pass]]:
@@ -62,8 +57,8 @@ def passes_by_rank(schedule: Schedule, ranks: int, per_rank: int, micro_batches:
 def _one_stage(stage: int, ahead: int, micro_batches: int) -> list[Pass]:
     """Return the passes of a rank with one stage. ahead: number of forwards before the first backward."""
     forwards, backwards = (
-        [Pass(kind, stage, number) for number in range(micro_batches)]
-        for kind in (_ComputationType.FORWARD, _ComputationType.FULL_BACKWARD)
+        [Pass(name, stage, number, cost) for number in range(micro_batches)]
+        for name, cost in (KINDS[_ComputationType.FORWARD], KINDS[_ComputationType.FULL_BACKWARD])
     )
     alternating = [each for pair in zip(backwards, forwards[ahead:], strict=False) for each in pair]
     return [*forwards[:ahead], *alternating, *backwards[micro_batches - ahead :]]
@@ -72,17 +67,9 @@ def _one_stage(stage: int, ahead: int, micro_batches: int) -> list[Pass]:
 def _recorded_order(schedule: Schedule, ranks: int, per_rank: int, micro_batches: int) -> list[list[Pass]]:
     """Return the passes of each rank, in torch's order."""
     number = ranks * per_rank
+    common = {"num_stages": number, "group_size": ranks, "group_rank": 0, "submod": None, "has_backward": True}
     stages = [
-        SimpleNamespace(
-            stage_index=index,
-            num_stages=number,
-            group_size=ranks,
-            group_rank=0,
-            submod=None,
-            is_first=index == 0,
-            is_last=index == number - 1,
-            has_backward=True,
-        )
+        SimpleNamespace(stage_index=index, is_first=index == 0, is_last=index == number - 1, **common)
         for index in schedule.stages_of(0, ranks, per_rank)
     ]
     kind: Callable[..., PipelineScheduleMulti] = get_schedule_class(schedule.torch_name)
@@ -93,9 +80,10 @@ def _recorded_order(schedule: Schedule, ranks: int, per_rank: int, micro_batches
 def _passes(actions: list[_Action | None]) -> list[Pass]:
     parts = [part for action in actions if action is not None for part in action.sub_actions or (action,)]
     return [
-        Pass(part.computation_type, part.stage_index, part.microbatch_index)
+        Pass(name, part.stage_index, part.microbatch_index, cost)
         for part in parts
-        if part.computation_type in COSTS and part.microbatch_index is not None
+        if part.computation_type in KINDS and part.microbatch_index is not None
+        for name, cost in (KINDS[part.computation_type],)
     ]
 
 
@@ -113,5 +101,5 @@ def ends(order: list[list[Pass]], stages: int, cost: Callable[[Pass], float], tr
                 inputs = [done[key] for key in this.inputs(stages)]
                 arrivals = [time + transfer * (origin != rank) for origin, time in inputs]
                 clocks[rank] = max([clocks[rank], *arrivals]) + cost(this)
-                done[this.name, this.stage, this.micro_batch] = rank, clocks[rank]
+                done[this[:3]] = rank, clocks[rank]
     return clocks

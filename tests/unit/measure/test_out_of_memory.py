@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.exc import InductorError
 
-from meshrunner.runner.measure.out_of_memory import explained
+from meshrunner.recipes import assembly, pretrain
+from meshrunner.recipes.checkpoint import state_dict
+from meshrunner.recipes.checkpoint.base import Saver
+from meshrunner.runner.measure.out_of_memory import PARTS, explained
 
 CPU = (
     "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
@@ -175,3 +178,9 @@ def test_before_the_first_step() -> None:
     with pytest.raises(RuntimeError) as raised:
         assemble()
     assert str(explained(raised.value)).startswith("out of host memory (building the model): ")
+
+
+def test_the_functions_that_messages_name_exist() -> None:
+    assert [
+        name for name in PARTS if not any(hasattr(room, name) for room in (assembly, pretrain, state_dict, Saver))
+    ] == []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from meshrunner.recipes.model import transformer
-from meshrunner.recipes.parallelism.pipeline.order import COSTS, idle_share, passes_by_rank
+from meshrunner.recipes.parallelism.pipeline.order import idle_share, passes_by_rank
 from meshrunner.recipes.parallelism.pipeline.stages import SCHEDULES
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import Experiment
@@ -67,7 +67,7 @@ def test_ranks_wait_as_the_order_says(name: str, ranks: int) -> None:
         clocks.append(clock)
         for each in passes:
             this = PipelinePass(each.name, each.stage, each.micro_batch, begins=True)
-            for event in (this, product(COSTS[each.kind]), this._replace(begins=False)):
+            for event in (this, product(each.cost), this._replace(begins=False)):
                 clock.take(event)
     traced = TracedRanks(layout, micro_batches, 1, tuple(range(ranks)), None)
     step, work = traced.step_time(clocks, exchanged=0), 3e-3 * schedule.stages * micro_batches
