@@ -200,8 +200,8 @@ FIGURES: tuple[Figure, ...] = (
            "with `parallelism.pipeline`: share of a step in which a device waits for other stages, computed from the schedule's "
            "order. Stages are assumed to take equally long, and a backward pass twice as long as a forward pass"),
     Figure("pipeline/measured_idle_pct", "percent", "pipeline idle, measured", PERCENT, "once", "median",
-           "`profiler=trace` with `parallelism.pipeline`: share of the profiled steps' time in which a device is idle, sends or "
-           "receives; mean over the traced ranks"),
+           "`profiler=trace` with `parallelism.pipeline`: share of the profiled steps' time in which a device only idles, sends "
+           "or receives; mean over the traced ranks. Unknown with all-to-all communication, which traces do not tell apart"),
     Figure("trace/compute_pct", "percent", "compute", PERCENT, "once", "",
            "`profiler=trace`: share of the profiled steps' time in which a compute kernel runs; mean over the traced ranks",
            higher_is_better=True),

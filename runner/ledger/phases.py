@@ -38,6 +38,8 @@ class Phases:
     def now(self) -> Phase:
         if self._part in ("backward", END) and not _in_backward():
             self._part, self._block = "update", None
+        elif self._part == "update" and _in_backward():  # a pipeline schedule computes gradients of weights later
+            self._part = "backward"
         return Phase(self.step, self._part, self._block)
 
     def begin_step(self) -> None:

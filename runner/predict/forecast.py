@@ -53,7 +53,8 @@ class MemoryForecast:
     by_category_gib: dict[str, float]
     """Memory at the peak of active memory, keyed by category, such as `gradients`. The values add up to `peak_active_gib`."""
     block_gib: float | None
-    """Activations that the largest block keeps for backward, including its output; None if the whole model is compiled."""
+    """Activations that the largest block keeps for backward, including its output. None if the whole model is compiled, or with
+    a pipeline."""
     error_pct: float
     """Bound on the relative error of the predicted peak, in percent (see docs/measurements/plan.md)."""
 

@@ -107,7 +107,8 @@ def trace_run(
 ) -> tuple[Workload, dict[int, tuple[Trace, ...]]]:
     """Trace the model, or two copies with fewer blocks if `shallow` is true and `shallow_depths` returns depths for the model.
 
-    Return also the traces of each rank whose memory can be the largest: rank 0 or, with a pipeline, a rank of each kind.
+    Also return the traces of the ranks whose memory is predicted, keyed by rank: rank 0, or with a pipeline the emulated rank or
+    one rank of each kind.
     """
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
@@ -116,17 +117,14 @@ def trace_run(
     nodes, workers, emulated = experiment.launch.nodes, device.workers, experiment.launch.emulate
     degrees = experiment.parallelism.degrees(nodes, workers)
     pipeline = traced_ranks(experiment, nodes * workers, experiment.accumulation(degrees.data)[1], emulated)
-    ranks = [0] if pipeline is None else [rank * pipeline.neighbours for rank in pipeline.traced]
-    trace = partial(trace_depths, recipes, nodes=nodes, workers=workers, device_type=device.type)
-    traces = {rank: trace(rank, libraries=gpu_libraries(experiment, device.hardware)) for rank in ranks}
+    libraries = gpu_libraries(experiment, device.hardware)
+    trace = partial(trace_depths, recipes, nodes=nodes, workers=workers, device_type=device.type, libraries=libraries)
+    traces = {rank: trace(rank) for rank in ([0] if pipeline is None else pipeline.traced.values())}
     first, events = traces[0][0], tuple(each.events for own in traces.values() for each in own)
     tokens = first.tokens / (degrees.tensor * degrees.pipeline)
     skipped, exchanged = first.skipped_micro_batches, first.exchanged
     workload = Workload(experiment, workers, tokens, skipped, events, depths, pipeline, exchanged)
-    if pipeline is not None and pipeline.shown is not None:
-        rank = pipeline.shown * pipeline.neighbours
-        return workload, {rank: traces[rank]}
-    return workload, traces
+    return workload, traces if pipeline is None or emulated is None else {emulated: traces[emulated]}
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:

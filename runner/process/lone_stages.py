@@ -16,8 +16,9 @@ class _Sent(NamedTuple):
 
 
 def replace_neighbours(replace: Callable[[Any, str, Any], Any], *, on_host: bool) -> None:
-    """Make torch's pipeline schedules send nothing, and draw received values once. `replace` has the arguments of `setattr`.
+    """Replace transfers between pipeline stages: nothing is sent, and each receive buffer is filled with random values once.
 
+    replace: called with the arguments of `setattr`, for parts of torch.
     on_host: whether ranks communicate by gloo, which holds a sent tensor until the schedule drops the work of sending.
     """
     import torch

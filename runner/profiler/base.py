@@ -26,6 +26,8 @@ class ProfiledRun(NamedTuple):
     measure_after: int
     compiles: bool
     """Whether any part of the model is compiled."""
+    transfers: bool
+    """Whether pipeline stages send and receive, and nothing else does."""
 
 
 class Profiler(Option):

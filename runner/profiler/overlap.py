@@ -25,7 +25,7 @@ STEP = "meshrunner step "
 COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
 TRANSFER = re.compile(r"gloo:(send|recv)|c10d::(send|recv_)$|ncclDevKernel_SendRecv")
-"""Pattern of what pipeline stages exchange."""
+"""Pattern of sends and receives. On GPUs, an all-to-all has the same name."""
 OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH = ("cuda_runtime", "cuda_driver")
@@ -67,10 +67,9 @@ def shares(events: list[Event]) -> Shares | None:
 
 
 def pipeline_idle_pct(events: list[Event]) -> float:
-    """Return the share of time in which a pipeline rank computes nothing and runs no collective, so that it is idle or sends or
-    receives, in percent. Return NaN without such transfers or without steps."""
-    others = [event for event in events if not TRANSFER.match(event.get("name", ""))]
-    found = shares(others) if len(others) < len(events) else None
+    """Return the share of time in which a pipeline rank neither computes nor runs a collective, in percent; NaN without steps.
+    A rank that sends or receives waits for another rank."""
+    found = shares([event for event in events if not TRANSFER.match(event.get("name", ""))])
     return math.nan if found is None else found.idle_pct
 
 

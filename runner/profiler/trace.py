@@ -72,7 +72,8 @@ class TraceSession(Session):
         self.profile = None
         with gzip.open(path, "rt") as file:
             events = json.load(file)["traceEvents"]
-        return [*(shares(events) or [math.nan] * len(Shares._fields)), pipeline_idle_pct(events)]
+        idle = pipeline_idle_pct(events) if self.run.transfers else math.nan
+        return [*(shares(events) or [math.nan] * len(Shares._fields)), idle]
 
     def _synchronize(self) -> None:
         """Wait until the device is idle, so that no kernel runs while the trace starts or stops."""
@@ -88,6 +89,6 @@ class TraceSession(Session):
         (self.run_dir / TRACES).mkdir(exist_ok=True)
         TraceTable.model_validate({"steps": (self.first, self.last), "ranks": rows}).write(self.run_dir / TRACE_TABLE)
         known = [row for row in figures if not math.isnan(row[0])]
-        *means, waiting = map(fmean, zip(*known, strict=True)) if known else [None] * len(self.figures)
-        measured = {} if waiting is None or math.isnan(waiting) else {"pipeline/measured_idle_pct": waiting}
+        *means, idle = map(fmean, zip(*known, strict=True)) if known else [None] * len(self.figures)
+        measured = {"pipeline/measured_idle_pct": idle} if self.run.transfers else {}
         return {f"trace/{name}": mean for name, mean in zip(Shares._fields, means, strict=True)} | measured

@@ -1,4 +1,4 @@
-"""The order in which a schedule runs passes, and how long devices wait for each other."""
+"""Determine the order in which a schedule runs passes, and compute how long devices wait for each other."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,14 +14,14 @@ KINDS = {
     _ComputationType.BACKWARD_INPUT: ("backward", 1.0),
     _ComputationType.BACKWARD_WEIGHT: ("weights", 1.0),
 }
-"""`Pass.name` and `Pass.cost`."""
+"""Name and cost of a pass, keyed by torch's type of computation."""
 
 
 class Pass(NamedTuple):
     """A pass of a micro batch through a stage."""
 
     name: str
-    """forward, backward, or weights: the part of backward that computes gradients of weights, if it is a part of its own."""
+    """forward, backward, or weights: the part of backward that computes gradients of weights, if the schedule splits backward."""
     stage: int
     micro_batch: int
     cost: float

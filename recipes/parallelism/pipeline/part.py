@@ -22,7 +22,7 @@ class Part(nn.Module):
         self._forward, self._computing = partial(network.forward_part, blocks), computing
         names = part_names(network, blocks)
         self.network, self.parts = [network], [self]
-        """Lists, because neither is a submodule: the network, and all its parts on this rank."""
+        """The network, and all of its parts on this rank. Lists keep torch from registering them as submodules."""
         self.blocks = {
             number: block
             for number, block in enumerate(network.block_names())

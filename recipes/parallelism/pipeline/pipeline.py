@@ -51,10 +51,15 @@ class Pipeline:
         losses: list[Tensor] = []
         arguments = (tokens,) if 0 in self.stages else ()
         # Every stage gets the targets, so the last one returns the loss. The second `target` is only for `loss_fn`.
+        hidden: BaseException | None = None
         try:
             self._schedule.step(*arguments, targets=targets, target=targets, losses=losses, return_outputs=False)
         except RuntimeError as error:  # torch hides a stage's error, such as OutOfMemoryError, behind its arguments
-            raise error.__cause__ or error from None
+            hidden = error.__cause__
+            if hidden is None or "failed to run" not in str(error).lower():
+                raise
+        if hidden is not None:
+            raise hidden  # outside of `except`, which would replace the error's own context
         return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=tokens.device)
 
     def summed(self, values: Sequence[Tensor]) -> list[Tensor]:

@@ -12,22 +12,25 @@ from meshrunner.runner.predict.trace.depth import blocks_may_differ
 
 @dataclass(frozen=True)
 class TracedRanks:
-    """Pipeline ranks that were traced, and the pipeline ranks that they stand for."""
+    """Pipeline ranks that were traced. Each represents the pipeline ranks whose stages have the same blocks."""
 
     layout: Parallelism
     micro_batches: int
     neighbours: int
     """Difference between the global ranks of neighbours in a pipeline."""
     alike: tuple[int, ...]
-    """For each pipeline rank, the first pipeline rank whose stages have the same blocks. These first ranks are traced. They hold
-    as many micro batches at a time as the ranks like them, or more."""
-    shown: int | None
-    """Pipeline rank whose memory and work is predicted; None: the rank with most memory, and the rank with most work."""
+    """For each pipeline rank, the traced pipeline rank that represents it. Unless a rank is emulated, this is the first rank with
+    the same blocks, which holds at least as many micro batches at a time as later ones."""
+    emulated: int | None
+    """Global rank that is emulated. Its memory and work are predicted, instead of the most memory and work of any rank."""
 
     @property
-    def traced(self) -> list[int]:
-        """Pipeline ranks that are traced, in order."""
-        return sorted(set(self.alike))
+    def traced(self) -> dict[int, int]:
+        """Global rank of each traced pipeline rank, in the order of ranks."""
+        own = -1 if self.emulated is None else self.emulated // self.neighbours
+        return {
+            rank: (self.emulated or 0) if rank == own else rank * self.neighbours for rank in sorted(set(self.alike))
+        }
 
     def step_time(self, clocks: Sequence[SimulatedClock], exchanged: int) -> StepTime:
         """Return the time of a step from the clocks of the traced ranks at the end of the step.
@@ -41,7 +44,8 @@ class TracedRanks:
         ranks, per_rank = layout.pipeline, layout.stages_per_rank
         stages = [schedule.stages_of(rank, ranks, per_rank) for rank in range(ranks)]
         place = {stage: (rank, turn) for rank, own in enumerate(stages) for turn, stage in enumerate(own)}
-        clock_of = [clocks[self.traced.index(first)] for first in self.alike]
+        clock_by_rank = dict(zip(self.traced, clocks, strict=True))
+        clock_of = [clock_by_rank[rank] for rank in self.alike]
         times = [clock.step_time() for clock in clock_of]
 
         def cost(each: Pass) -> float:
@@ -50,13 +54,13 @@ class TracedRanks:
 
         order = passes_by_rank(schedule, ranks, per_rank, self.micro_batches)
         rates, step = clocks[0].rates, self.neighbours
-        # Of an all-gather of two ranks, each sends half of the buffer.
+        # In an all-gather of two ranks, each sends half of the buffer, so pass twice the bytes.
         transfers = (rates.collective_s("send", (r * step, (r + 1) * step), 2 * exchanged) for r in range(ranks - 1))
         ended = ends(order, ranks * per_rank, cost, max(transfers))
         outside = [time.seconds - sum(map(cost, own)) for time, own in zip(times, order, strict=True)]
         seconds = max(end + rest for end, rest in zip(ended, outside, strict=True))
         busy = [time.seconds for time in times]
-        shown = times[busy.index(max(busy)) if self.shown is None else self.shown]
+        shown = times[busy.index(max(busy)) if self.emulated is None else self.emulated // self.neighbours]
         return shown._replace(
             seconds=seconds,
             exposed_communication_s=shown.exposed_communication_s + seconds - shown.seconds,
@@ -64,22 +68,21 @@ class TracedRanks:
         )
 
 
-def traced_ranks(recipe: Recipe, world: int, micro_batches: int, shown: int | None) -> TracedRanks | None:
-    """Return the pipeline ranks to trace, or None without a pipeline. world: number of ranks. shown: global rank whose memory and
-    work is predicted; None: the rank with most memory, and the rank with most work."""
+def traced_ranks(recipe: Recipe, world: int, micro_batches: int, emulated: int | None) -> TracedRanks | None:
+    """Return the pipeline ranks to trace, or None without a pipeline. world: number of ranks. emulated: global rank or None."""
     layout = recipe.parallelism
     if layout.pipeline == 1:
         return None
     neighbours, split = world // layout.pipeline, ranges(recipe.pipeline_split())
     costs, recomputes = recipe.model.block_flops(recipe.seq_len), recipe.activation_checkpoint.recomputes
-    number, first = len(split), dict[object, int]()
-    alike, own = list[int](), None if shown is None else shown // neighbours
-    for rank in range(layout.pipeline):
+    first, alike = dict[str, int](), dict[int, int]()
+    own = None if emulated is None else emulated // neighbours
+    for rank in sorted(range(layout.pipeline), key=lambda rank: rank != own):
         stages = layout.schedule.stages_of(rank, layout.pipeline, layout.stages_per_rank)
-        kind = [
-            (stage == 0, stage == number - 1, [(costs[block], recomputes(block)) for block in split[stage]])
-            for stage in stages
-        ]
-        unlike = blocks_may_differ(recipe) or rank == own
-        alike.append(rank if unlike else first.setdefault(str(kind), rank))
-    return TracedRanks(layout, micro_batches, neighbours, tuple(alike), own)
+        blocks = [[(costs[block], recomputes(block)) for block in split[stage]] for stage in stages]
+        kind = str((blocks, 0 in stages, len(split) - 1 in stages))
+        # In V-shaped schedules, ranks with the same blocks run other passes.
+        differs = layout.schedule.is_v or blocks_may_differ(recipe)
+        alike[rank] = rank if differs else first.setdefault(kind, rank)
+    in_order = tuple(alike[rank] for rank in range(layout.pipeline))
+    return TracedRanks(layout, micro_batches, neighbours, in_order, emulated)

@@ -118,6 +118,12 @@ def _trace(
         mesh = build_mesh("cpu", degrees)  # a mesh cannot be on meta
         with _from_first_weight(recorder, recording, type(recipe.parallelism)):
             model, trained, _ = assemble(recipe, mesh, META)
+        exchanged = 0
+        if degrees.pipeline > 1:
+            from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
+
+            exchanged = pipelines[model].exchanged_bytes
+            group.callback(pipelines.pop, model)  # a pipeline refers to its model, which would otherwise never be freed
         micro = recipe.accumulation(degrees.data)[1]
         optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
         most = MICRO_BATCHES if degrees.pipeline == 1 else micro  # a schedule has all micro batches in each step
@@ -134,11 +140,6 @@ def _trace(
             pretrain.update(recipe, model, trained, optimizer, traced, recipe.optimizer.lr)
         tokens = micro * recipe.micro_batch * recipe.seq_len // degrees.context
         skipped = max(0, micro - most)
-        exchanged = 0
-        if degrees.pipeline > 1:
-            from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
-
-            exchanged = pipelines[model].exchanged_bytes
         return Trace(recorder, recorder.events[:], phases.step, tokens, skipped, exchanged)
 
 

@@ -7,13 +7,14 @@ import torch
 
 from meshrunner.recipes.model import transformer
 from meshrunner.recipes.parallelism.pipeline.order import idle_share, passes_by_rank
+from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
 from meshrunner.recipes.parallelism.pipeline.stages import SCHEDULES
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.predict.forecast import Forecast
 from meshrunner.runner.predict.predict import predict
 from meshrunner.runner.predict.record.trace_events import Collective, Operator, PipelinePass
-from meshrunner.runner.predict.timing.pipelined import TracedRanks, traced_ranks
+from meshrunner.runner.predict.timing.pipelined import traced_ranks
 from meshrunner.runner.predict.timing.rates import GPURates
 from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 from meshrunner.runner.predict.trace.depth import step_peak
@@ -43,6 +44,8 @@ SPLIT = "parallelism.pipeline_split"
         # A pattern names a block, so blocks may differ.
         (f"model.n_layers=8 {SPLIT}=[2,2,2,2] model.freeze=[layers.3.*]", (0, 1, 2, 3)),
         (f"model.n_layers=8 {SPLIT}=[1,1,1,1,1,1,1,1] parallelism.pipeline_schedule=interleaved_1f1b", (0, 1, 1, 3)),
+        # Under zbv, the last ranks hold most micro batches. Under dualpipe_v, ranks split the backward of other micro batches.
+        (f"model.n_layers=8 {SPLIT}=[1,1,1,1,1,1,1,1] parallelism.pipeline_schedule=zbv", (0, 1, 2, 3)),
     ],
 )
 def test_a_rank_of_each_kind_is_traced(overrides: str, alike: tuple[int, ...]) -> None:
@@ -52,24 +55,27 @@ def test_a_rank_of_each_kind_is_traced(overrides: str, alike: tuple[int, ...]) -
 
 def test_an_emulated_rank_is_traced_itself() -> None:
     found = traced_ranks(recipe("model.n_layers=8", "parallelism.pipeline_split=[2,2,2,2]"), 8, 8, 5)
-    assert found is not None and found.shown == 2 and found.traced == [0, 1, 2, 3]
+    assert found is not None and found.alike == (0, 2, 2, 3) and found.traced == {0: 0, 2: 5, 3: 6}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_wait_as_the_order_says(name: str, ranks: int) -> None:
-    """If a forward takes 1 ms, and a backward twice as long, the predicted wait is the computed one, and that for transfers."""
+    """If a forward takes 1 ms, and a backward twice as long, the predicted wait is the computed wait plus that for transfers."""
     schedule, micro_batches = SCHEDULES[name], 4 * ranks
-    layout = recipe(f"parallelism.pipeline={ranks}", f"parallelism.pipeline_schedule={name}").parallelism
-    clocks = []
-    for passes in passes_by_rank(schedule, ranks, schedule.stages, micro_batches):
+    traced = traced_ranks(
+        recipe("model.n_layers=8", f"parallelism.pipeline={ranks}", f"parallelism.pipeline_schedule={name}"),
+        *(ranks, micro_batches, None),
+    )
+    assert traced is not None
+    clocks, order = [], passes_by_rank(schedule, ranks, schedule.stages, micro_batches)
+    for passes in (order[rank] for rank in traced.traced):
         clock = SimulatedClock(GPURates(gpu(), "tf32", 8))
         clocks.append(clock)
         for each in passes:
             this = PipelinePass(each.name, each.stage, each.micro_batch, begins=True)
             for event in (this, product(each.cost), this._replace(begins=False)):
                 clock.take(event)
-    traced = TracedRanks(layout, micro_batches, 1, tuple(range(ranks)), None)
     step, work = traced.step_time(clocks, exchanged=0), 3e-3 * schedule.stages * micro_batches
     waits = idle_share(schedule, ranks, schedule.stages, micro_batches) * work
     assert step.pipeline_idle_pct is not None
@@ -131,11 +137,20 @@ def test_an_error_in_a_stage_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
     """Torch would raise a RuntimeError instead, also for memory that ran out."""
 
     def fails(*_: object) -> None:
-        raise torch.OutOfMemoryError("of this stage")
+        raise TypeError("of this stage") from torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(transformer.Block, "forward", fails)
-    with pytest.raises(torch.OutOfMemoryError, match="of this stage"):
+    with pytest.raises(TypeError, match="of this stage") as caught:
         trace_recipe(recipe("parallelism.pipeline=2", "model.n_layers=2"), nodes=1, workers=2, device_type="cpu")
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_gradients_of_weights_are_no_work_of_the_optimizer() -> None:
+    chosen = recipe("parallelism.pipeline_schedule=zbv", "parallelism.reshard_after_forward=never", "model.n_layers=8")
+    trace = trace_recipe(chosen, nodes=1, workers=4, device_type="cpu")
+    parts = {each.phase.part for each in trace.events if isinstance(each, Operator) and each.kind == "matmul"}
+    assert parts <= {"forward", "loss", "backward", "end of backward"}
+    assert not pipelines, "the traced model is freed"
 
 
 def test_an_emulated_rank_waits_for_nobody() -> None:
