@@ -94,7 +94,8 @@ def memory_line(each: Compared) -> str:
     assert each.reserved_gib is not None and row.reserved_gib is not None and each.active_gib is not None
     active = [f"{each.active_gib:.2f}{_in_brackets(each.active_gib, row.active_gib)}", f"{row.active_gib or ''}"]
     reserved = [f"{gib:.2f}{_in_brackets(gib, row.reserved_gib)}" for gib in each.reserved_gib]
-    return _line(row.source, row.name, each.devices, *active, *reserved, row.reserved_gib)
+    name = f"{row.name}{' †' * row.other_program}"
+    return _line(row.source, name, each.devices, *active, *reserved, row.reserved_gib)
 
 
 def speed_line(each: Compared) -> str:

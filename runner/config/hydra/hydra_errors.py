@@ -1,6 +1,7 @@
 """Turn Hydra's errors into messages that say where the configuration is wrong and name the nearest existing key."""
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -55,11 +56,19 @@ def explain(error: BaseException, overrides: list[str]) -> str:
 
 @contextmanager
 def faults_of_hydra() -> Iterator[None]:
-    """Turn internal errors of Hydra and OmegaConf, such as AttributeError, into ConfigCompositionException in a `with` block."""
+    """Turn internal errors of Hydra and OmegaConf, such as AttributeError, and Hydra's warning of a missing search path into
+    ConfigCompositionException in a `with` block."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "provider=hydra.searchpath", UserWarning)
+            yield
+    except UserWarning as warning:
+        path = str(warning).partition("path=")[2].removesuffix(" is not available.")
+        raise ConfigCompositionException(f"hydra.searchpath: no such directory: {path}") from None
     except (AttributeError, TypeError, AssertionError, LookupError) as error:
-        text = f"Hydra cannot read the configuration: {type(error).__name__}: {error}"
+        key = re.search(r"full_key: (\S+)", str(error))
+        where = f"{key[1]}: " if key else ""
+        text = f"{where}Hydra cannot read the configuration: {type(error).__name__}: {error}"
         raise ConfigCompositionException(text.partition("\n")[0]) from None
 
 
