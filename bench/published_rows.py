@@ -67,10 +67,7 @@ FLOAT8 = (COMPILED, "precision=float8")
 GATHERED = (*FLOAT8, "precision.all_gather=true")
 FLASH = "launch.env.TORCH_CUDNN_SDPA_DEPRIORITIZED=1"
 """Override for FlashAttention, as in torch before 2.11."""
-THEN = (
-    *("wrap=rules", "data=random", FLASH, "model.kind=tests.titan2024:Titan2024"),
-    "loss.kind=tests.titan2024:Logits",
-)
+THEN = ("wrap=rules", "data=random", FLASH, "model.kind=tests.titan2024:Titan2024", "loss.kind=tests.titan2024:Logits")
 LAYOUTS = {
     "fsdp1": (
         "parallelism=fsdp1",
@@ -118,14 +115,8 @@ def titan(
     """Return a later run of torchtitan, with FSDP2. `where`: (hardware, nodes); `size`: (tokens, sequences per device)."""
     (hardware, nodes), (seq_len, batch) = where, size
     overrides = (
-        *(
-            f"model={model}",
-            f"hardware={hardware}",
-            f"launch.nodes={nodes}",
-            f"seq_len={seq_len}",
-            f"micro_batch={batch}",
-        ),
-        *(f"activation_checkpoint={recompute}", "precision=bf16", *THEN, *LAYOUTS["fsdp2"]),
+        *(f"model={model}", f"hardware={hardware}", f"launch.nodes={nodes}", f"seq_len={seq_len}"),
+        *(f"micro_batch={batch}", f"activation_checkpoint={recompute}", "precision=bf16", *THEN, *LAYOUTS["fsdp2"]),
         *("parallelism.kind=tests.titan2024:FSDP2InDecember", *more),
     )
     name = ", ".join((_title(model), recompute, *_changes(more)))
@@ -198,17 +189,12 @@ def mfu(percent: int, model: str, hardware: str) -> Speed:
 
 def ibm(percents: dict[str, int], hardware: str, nodes: int, network: float) -> list[Row]:
     """Return the compiled runs of May 2024, one for each model."""
-    recompute = {"llama2_7b": "none", "llama2_13b": "selective_layer", "llama2_70b": "full"}
+    where, recompute = (
+        (hardware, nodes, network),
+        {"llama2_7b": "none", "llama2_13b": "selective_layer", "llama2_70b": "full"},
+    )
     return [
-        fms(
-            "IBM 2024-05",
-            (hardware, nodes, network),
-            model,
-            2,
-            recompute[model],
-            mfu(percent, model, hardware),
-            COMPILED,
-        )
+        fms("IBM 2024-05", where, model, 2, recompute[model], mfu(percent, model, hardware), COMPILED)
         for model, percent in percents.items()
     ]
 
@@ -242,10 +228,8 @@ FSDP2, SINGLE, GRAPH = "parallelism=fsdp2", "parallelism=single", "compile.cuda_
 COMPILED_LOSS = ("parallelism.kind=fsdp2", "loss.kind=plain")
 """Overrides for torchtitan with a compiled loss, which keeps no logits in fp32."""
 WITH_TENSOR = (*FLOAT8, *COMPILED_LOSS, "parallelism.tensor=8")
-WITH_PIPELINE = (
-    *(*WITH_TENSOR, "parallelism.pipeline=8", "parallelism.reshard_after_forward=never"),
-    "global_batch=256",  # 8 micro batches per step, torchtitan's default: the number of pipeline ranks
-)
+WITH_PIPELINE = (*WITH_TENSOR, "parallelism.pipeline=8", "parallelism.reshard_after_forward=never", "global_batch=256")
+"""Overrides for torchtitan's default number of micro batches: that of pipeline ranks, 8."""
 
 ROWS = (
     march("fsdp1", "full", (6100, 6200), 32.14, 23.58),
