@@ -152,7 +152,7 @@ def options(folder: Path) -> None:
 
 
 def emulated(folder: Path) -> None:
-    """Print the CPU time per step of the main threads of both ranks, emulated and real. The real ranks also show the noise."""
+    """Print the CPU time per step of the main threads of two emulated ranks and of two real ranks, whose difference is noise."""
     clocked = "profiler.kind=bench.emulated:Clocked"
     command = [str(BIN / "meshrunner"), "run", f"steps={STEPS}", *CONFIGURATION, clocked]
     for layout in LAYOUTS:

@@ -1,7 +1,7 @@
-"""Compares the CPU time of emulated ranks with that of real ones.
+"""Compare the CPU time of emulated ranks with the CPU time of real ranks.
 
-Real ranks execute collectives in threads of gloo. The computation runs in the main thread, so only its time is compared.
-`Clocked` is the profiler that records it: `profiler.kind=bench.emulated:Clocked`.
+Real ranks execute collectives in threads of gloo, and compute in the main thread, so only the main thread's time is compared.
+The profiler `Clocked` records this time: `profiler.kind=bench.emulated:Clocked`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LAYOUTS = ("fsdp2", "fsdp1", "ddp", "tp")
 ROUNDS = 7
 STEPS, FIRST = 9, 4
-"""Number of steps of a run, and the first one whose time counts."""
+"""Number of steps of a run, and the first step whose time is used."""
 
 
 class Clocked(Profiler):
@@ -45,9 +45,9 @@ class _Session(Session):
 
 
 def rounds(layout: str, command: list[str], folder: Path) -> list[tuple[list[float], list[float]]]:
-    """Run two real ranks and, at the same time as each other, two emulated ones, ROUNDS times in turn.
+    """Run two emulated ranks at the same time, then two real ranks. Repeat this ROUNDS times.
 
-    Return the CPU time per step of both ranks in seconds, emulated and real, for each round.
+    Return a pair for each round, (emulated, real): the CPU time per step of both ranks, in seconds.
     """
 
     def times(run: list[str]) -> list[float]:

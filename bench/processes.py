@@ -25,10 +25,10 @@ class Cost:
 
 
 def measure(command: list[str], cwd: Path, **environment: str) -> Cost:
-    """Run a command to its end and return its cost. If it fails, raise CalledProcessError with its output."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children of this process, so their time counts
+    """Run a command and return its cost. Raise CalledProcessError with the command's output if the command fails."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children, so their time is included
     before = _children_cpu()
-    # An installed program has its byte code. With this variable set, every start would compile it again.
+    # Without this variable, programs start from compiled byte code, as installed programs do.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | environment
     begin, clock = time.time(), time.perf_counter()
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)

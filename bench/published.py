@@ -25,7 +25,7 @@ REGIMES = REPOSITORY / "runner/predict/published.yaml"
 BEGIN, END = "<!-- begin: python -m bench published -->\n", "<!-- end -->\n"
 GIB = 2**30
 SHORT = 8192
-"""Runs with longer sequences have an error of their own."""
+"""Tokens per sequence. The error of predictions is stated separately for runs with longer sequences."""
 REGIMES_HEADER = """\
 # The largest errors of predictions of published runs (docs/measurements/plan.md). `python -m bench published` writes this file.
 # Each line covers runs with `shortest` to `longest` tokens per sequence on at most `devices` devices

@@ -1,4 +1,4 @@
-"""Training runs that others measured and published, as overrides of a prediction. `bench.published` compares the two."""
+"""Published training runs, and the overrides with which `bench.published` predicts them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Row(NamedTuple):
     fitted: bool = False
     """Whether constants of the device were fitted to this row."""
     other_program: bool = False
-    """Whether the run did other work than the predicted one, so that the difference is not an error of the prediction."""
+    """Whether the run did other work than the predicted run, so that the difference is not an error of the prediction."""
 
 
 SOURCES = {
@@ -140,7 +140,7 @@ def a100(model: str, batch: int, recompute: str, wps: float) -> Row:
 def fms(
     source: str, where: tuple[str, int, float], model: str, batch: int, recompute: str, wps: Speed, *more: str
 ) -> Row:
-    """Return a run of fms-fsdp: FSDP1, sharded inside nodes up to 13B. `where`: (hardware, nodes, GB/s per device)."""
+    """Return a run of fms-fsdp: FSDP1; models up to 13B sharded inside nodes. `where`: (hardware, nodes, GB/s per device)."""
     hardware, nodes, network = where
     layout = ("parallelism=fsdp1",) if "70b" in model else ("parallelism=hsdp1", f"parallelism.replicate={nodes}")
     overrides = (
@@ -181,7 +181,7 @@ def h200(model: str, recompute: str, batch: int, wps: float, reserved_gib: float
 
 
 def mfu(percent: int, model: str, hardware: str) -> Speed:
-    """Return the tokens per second of an MFU in whole percent. FLOPs per token at 4,096 tokens are those of nanoGPT."""
+    """Return the range of tokens per second whose MFU rounds to `percent`. FLOPs per token at 4,096 tokens: nanoGPT's formula."""
     flops = {"llama2_7b": 46.87e9, "llama2_13b": 88.4e9, "llama2_70b": 446.1e9}[model]
     peak = {"a100_80gb": 312e12, "h100_80gb": 989e12}[hardware]
     return (percent - 0.5) / 100 * peak / flops, (percent + 0.5) / 100 * peak / flops
@@ -229,7 +229,7 @@ COMPILED_LOSS = ("parallelism.kind=fsdp2", "loss.kind=plain")
 """Overrides for torchtitan with a compiled loss, which keeps no logits in fp32."""
 WITH_TENSOR = (*FLOAT8, *COMPILED_LOSS, "parallelism.tensor=8")
 WITH_PIPELINE = (*WITH_TENSOR, "parallelism.pipeline=8", "parallelism.reshard_after_forward=never", "global_batch=256")
-"""Overrides for torchtitan's default number of micro batches: that of pipeline ranks, 8."""
+"""Overrides for torchtitan's default number of micro batches: the number of pipeline ranks, 8."""
 
 ROWS = (
     march("fsdp1", "full", (6100, 6200), 32.14, 23.58),

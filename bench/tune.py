@@ -1,8 +1,8 @@
 """
-Simulate searches of `meshrunner tune` for a large space, on devices that differ from what predictions assume.
+Simulate `meshrunner tune` on a large space, with devices that differ from the devices that predictions assume.
 
-The space is predicted once, for many sets of the device's constants. Some sets serve as the belief before the first run, as in a
-tune. Each of the others is one simulated cluster, on which one layout is in addition slower than its prediction.
+The space is predicted once, for many sets of the device's constants. Some sets form the prior distribution of speeds, as in a
+tune. Each other set is a simulated cluster, on which one layout is also slower than predicted with this set.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BUDGET, REPEATS = 12, 5
 
 
 def tune(_: Path) -> None:
-    """Count the clusters on which three ways to choose runs end within TOLERANCE of the fastest combination."""
+    """Count, for three ways to choose runs, the clusters on which the chosen run is within TOLERANCE of the fastest."""
     options, prior, speeds = _predicted()
     generator = np.random.default_rng(0)
     predicted_best = np.argsort(-prior.after([], NOISE).mean)[:BUDGET]
@@ -73,8 +73,8 @@ def tune(_: Path) -> None:
 
 
 def _predicted() -> tuple[list[dict[str, str]], Prior, Array]:
-    """Return the options of each combination that fits, the belief before the first run, and the logarithms of their speeds on
-    the clusters [combinations, CLUSTERS]."""
+    """Return the options of each combination that fits, the prior distribution of their speeds, and the logarithms of their
+    speeds on the clusters [combinations, CLUSTERS]."""
     composer = Composer("plan", ["-m", *SPACE])
     config, loader = composer.compose_sweep(), composer.hydra.config_loader
     target = Target(lambda experiment: expected_devices(experiment).workers)
@@ -102,8 +102,8 @@ def _predicted() -> tuple[list[dict[str, str]], Prior, Array]:
 def search(
     before: Prior, truth: Array, generator: np.random.Generator, budget: int = BUDGET
 ) -> tuple[float, float, int]:
-    """Search as runner/tune/search.py does. Return how much faster the fastest combination is than the chosen one, the bound,
-    and the number of runs of the search. truth: logarithms of the speeds."""
+    """Search as runner/tune/search.py does. Return how much faster the fastest combination is than the chosen one, the
+    search's bound on this figure, and the number of runs. truth: logarithms of the speeds."""
     runs, spent = list[Measured](), 0
     for wave in range(1, 2 * budget):
         belief = before.after(runs, NOISE)

@@ -1,4 +1,4 @@
-"""Train identical runs, and runs of which one does 4% more work, while other processes use the CPU. Count correct verdicts."""
+"""Train twin runs, and pairs with 4% more work in one run, while other processes use the CPU. Count correct verdicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUSY = 2
 """Number of other processes, each of which keeps a core busy."""
 TWIN_TRIES, PLANTED_TRIES = 20, 10
 PLANTED = 0.04
-"""Additional time of a planted step, as a fraction."""
+"""Additional time of a step with planted (extra) matmuls, as a fraction."""
 CALIBRATION = 300
 """Number of extra matmuls in the calibration: many, so that the calibrated number of matmuls is exact."""
 MODEL = [

@@ -1,7 +1,7 @@
 """Hydra's launchers `local`, `slurm` and `place`, and its sweeper `tune`.
 
-Every Hydra program in the environment imports this file, so it imports little itself. It must not use
-`from __future__ import annotations` or dataclasses, because Hydra executes it before it is in sys.modules.
+Every Hydra program in the environment imports this file, so keep its imports few. Do not use
+`from __future__ import annotations` or dataclasses, because Hydra executes this file before adding it to sys.modules.
 """
 
 from hydra.core.config_store import ConfigStore
@@ -28,7 +28,7 @@ class LocalLauncher(Launcher):
     """Runs the jobs of a sweep on this node."""
 
     def setup(self, *, hydra_context, task_function, config):
-        # Jobs do not call the task function. The launcher calls it with each batch that has ended.
+        # Jobs do not call the task function. The launcher calls this function with each batch of jobs that has ended.
         self.context, self.config, self.ended = hydra_context, config, task_function
 
     def launch(self, job_overrides, initial_job_idx):

@@ -1,5 +1,5 @@
-"""Assemble a model: the first five steps of seven. `pretrain.prepare` takes the last two, the optimizer and the loader. The steps
-have a fixed order, because each step changes modules or parameters that the next step uses."""
+"""Assemble a model: steps 1 to 5 of preparing a run. `pretrain.prepare` adds steps 6 and 7, the optimizer and the loader. The
+order is fixed, because each step changes modules or parameters that the next step uses."""
 
 from functools import partial
 
@@ -38,7 +38,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
     parameters = sum(parameter.numel() for parameter in network.parameters())
     # 3. The wrap plan also uses module names, so it precedes the checkpoint wrappers.
     plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))
-    # 4. Recomputation and compilation go inside the FSDP units, because parameters must be gathered and freed around such code.
+    # 4. Recomputation and compilation go inside the FSDP units, because FSDP gathers and frees parameters around this code.
     recompute_and_compile(recipe, network, plan)
     parts = _cut(recipe, network, mesh, device) if layout.pipeline > 1 else {}
     if device.type == "cpu" and (host_bytes := recipe.host_bytes(mesh.size())) is not None:
@@ -61,7 +61,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
 
 
 def _cut(recipe: Recipe, network: Network, mesh: DeviceMesh, device: torch.device) -> dict[int, nn.Module]:
-    """Remove from the network what other pipeline ranks hold. Return the parts that remain, keyed by the number of the stage."""
+    """Remove the modules of other pipeline ranks from the network. Return this rank's parts, keyed by stage number."""
     from meshrunner.recipes.parallelism.pipeline.part import Part, cut
 
     layout, split = recipe.parallelism, ranges(recipe.pipeline_split())
@@ -82,7 +82,7 @@ def _pipelined(
     initialiser: Initialiser,
     parts: dict[int, nn.Module],
 ) -> nn.Module:
-    """Distribute each stage over the mesh's data-parallel dimensions. Return the network, which has the stages' modules."""
+    """Distribute each stage over the mesh's data-parallel dimensions. Return the network, which contains the stages' modules."""
     from meshrunner.recipes.parallelism.pipeline.pipeline import Pipeline, pipelines
 
     layout, precision, stages = recipe.parallelism, recipe.precision, {}
@@ -118,7 +118,7 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
     """
     recompute, compilation = recipe.activation_checkpoint, recipe.compile
     recompute.configure()
-    # With scales per row, values that are recomputed with another rounding can make the loss NaN (pytorch issue 150859).
+    # With row-wise float8 scales, recomputing values with another rounding can make the loss NaN (pytorch issue 150859).
     compilation.configure(emulate_casts=recipe.precision.scales_rows)
     units = [name for name in plan if name] if recipe.parallelism.wraps_units else []
     for number, name in enumerate(network.block_names()):

@@ -51,7 +51,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
 
 
 def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
-    """Return the settings of a flat configuration whose change would have at least one of `effects`."""
+    """Return the settings of a flat configuration that, if changed, have at least one of `effects`."""
     return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
 
 
@@ -64,7 +64,7 @@ def affected_by(key: str, flat: dict[str, Any]) -> Affects:
 
 @lru_cache(4096)
 def _affected_by(key: str, kind: str) -> Affects:
-    # Top-level keys are declared in a higher layer, so their class is imported on first use.
+    # Top-level keys are declared in `runner`, which imports this module, so their class is imported on first use.
     experiment: type[Section] = importlib.import_module("meshrunner.runner.config.experiment").Experiment
     found, section = experiment.affects, experiment
     for part in key.split("."):
@@ -80,7 +80,7 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare a section's keys: the section itself, then a group's options, beginning with `kind`."""
+    """Yield the classes that may declare a section's keys: the section's class, then a group's options, starting with `kind`."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

@@ -1,7 +1,7 @@
 """The key `deterministic`: a run that is repeated or resumed with the same layout and devices has bit-identical losses."""
 
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "MAMBA_DETERMINISTIC": "1"}
-"""Environment variables of deterministic workers on GPUs. cuBLAS reads its own when CUDA starts, and mamba_ssm when imported."""
+"""Environment variables of deterministic GPU workers: for cuBLAS, read when CUDA starts, and for mamba_ssm, read on import."""
 
 
 def compute_deterministically(*, compiles: bool) -> None:
@@ -9,9 +9,9 @@ def compute_deterministically(*, compiles: bool) -> None:
     import torch
 
     torch.use_deterministic_algorithms(True)
-    # Do not fill torch.empty tensors, such as those of collectives, because nothing here reads uninitialised memory.
+    # Do not fill torch.empty tensors, such as buffers of collectives, because nothing here reads uninitialised memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if compiles:
         from torch._inductor import config
 
-        config.deterministic = True  # decide by rules instead of by timing
+        config.deterministic = True  # choose kernels by rules instead of by timing

@@ -42,8 +42,8 @@ class Meter(Protocol):
         """Return a context manager that measures the wait for the next batch."""
 
     def capturing(self) -> AbstractContextManager[None]:
-        """Return a context manager for the capture of a step as a CUDA graph. It measures the memory peaks, which hold for all
-        later steps because they replay the graph. All ranks capture the same step."""
+        """Return a context manager that measures memory peaks while a step is captured as a CUDA graph. The peaks are valid for
+        all later steps, because later steps replay the graph. All ranks capture the same step."""
 
     def saving(self) -> AbstractContextManager[None]:
         """Return a context manager for saving a checkpoint. Entering the context writes pending metrics to events.jsonl."""

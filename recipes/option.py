@@ -1,7 +1,7 @@
 """`Option`, the base class of all options that YAML can choose, and validators for the fields of options.
 
 A config group, such as `model`, has a base class, such as `Model`. Each option is a subclass, such as `Llama`, and its fields are
-YAML keys. Option modules import torch only inside functions, so that most configurations are checked without torch.
+YAML keys. Option modules import torch only inside functions, so that most configurations can be checked without torch.
 """
 
 import difflib
@@ -36,8 +36,8 @@ def shortened(value: Any, length: int = 80) -> str:
 
 
 def own_or_installed(module_name: str) -> ModuleType:
-    """Import a module that the user named, preferably from the current directory. That directory is last on sys.path so that its
-    files do not shadow libraries. A library's top-level package `recipes` would otherwise shadow a user's `recipes`."""
+    """Import a module that the user named, preferably from the current directory. That directory is last on sys.path, to avoid
+    shadowing libraries, so a plain import would find a library's package `recipes` before a user's package `recipes`."""
     top = module_name.partition(".")[0]
     file = Path.cwd().joinpath(*module_name.split("."))
     here = file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()
@@ -78,7 +78,7 @@ class Affects(Flag):
 
 
 class Section(BaseModel):
-    """An immutable part of the configuration that rejects unknown keys and wrong types, such as "3" for 3 and true for 1."""
+    """An immutable part of the configuration that rejects unknown keys and wrong types, such as "3" or true for a number."""
 
     affects: ClassVar[Affects | None] = None
     """Effects of changing the section's keys; None: the same effects as in the enclosing section."""
@@ -163,8 +163,8 @@ def chosen(base: type[Option]) -> BeforeValidator:
 
 
 def whole(*words: str | None, at_least: int = 1, at_most: int = 2**63 - 1) -> BeforeValidator:
-    """Return a validator that accepts whole numbers in a range, and the `words` (None is null). `at_most` rejects probable typos
-    that would fail late or exhaust memory. Use: `workers: Annotated[int | Auto, whole("auto")]`."""
+    """Return a validator that accepts whole numbers in a range, and the `words` (None is null). `at_most` rejects numbers that
+    are probably typos, and would fail late or exhaust memory. Use: `workers: Annotated[int | Auto, whole("auto")]`."""
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])
     number = {"type": "integer", "minimum": at_least, "maximum": at_most}

@@ -60,7 +60,7 @@ def prepare(
     recipe = recipe.on(device.type)
     if recipe.deterministic:
         compute_deterministically(compiles=recipe.compile.compiles)
-    if recipe.compile.cuda_graph:  # a capture needs a side stream, on which autograd's earlier work ran, too
+    if recipe.compile.cuda_graph:  # a capture needs a side stream that autograd used from the start
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     degrees = recipe.parallelism.degrees(nodes, workers)
     stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
@@ -110,7 +110,7 @@ def train(
     checkpoints: Path | None = None,
     stop_requested: Callable[[], bool] | None = None,
 ) -> tuple[nn.Module, int]:
-    """Train up to step `recipe.steps` or until a stop is requested on any rank. A run that saves checkpoints saves its last step.
+    """Train up to step `recipe.steps`, or until any rank requests a stop. If checkpoints are saved, the last step is saved, too.
 
     Return the trained model and the last completed step. If `checkpoints` is None, no checkpoint is saved, and only
     `checkpoint.load` is read. Raises ConfigError if the recipe does not fit the devices, the data or the checkpoint, and
@@ -126,7 +126,7 @@ def train(
     stop = repeat(False) if stop_requested is None else stop_agreement(stop_requested)
     gc.collect()
     gc.freeze()
-    gc.disable()  # a collection within a step would count as step time; the meter collects between steps
+    gc.disable()  # garbage collection in a step would count as step time; the meter collects between steps
     try:
         for step in range(run.done + 1, recipe.steps + 1):
             with meter.waiting_for_data(), torch.no_grad():  # a batch is not kept for backward

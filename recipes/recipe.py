@@ -80,7 +80,7 @@ class Recipe(Section):
         return total, total // per_pass
 
     def pipeline_split(self) -> list[int]:
-        """Return the number of blocks of each pipeline stage, with `null` resolved: FLOPs divided as evenly as possible."""
+        """Return the number of blocks of each pipeline stage, with `null` resolved to the split with the most even FLOPs."""
         layout = self.parallelism
         if layout.pipeline_split is not None:
             return layout.pipeline_split
@@ -88,7 +88,7 @@ class Recipe(Section):
         return balanced(blocks, last, layout.pipeline * layout.stages_per_rank)
 
     def pipeline_problems(self, micro_batches: int) -> list[str]:
-        """Return the reasons why the model cannot be cut into stages, or `micro_batches` per step cannot pass through them."""
+        """Return the reasons why the model cannot be cut into stages, or the stages cannot process `micro_batches` per step."""
         layout = self.parallelism
         if layout.pipeline == 1:
             return []

@@ -28,7 +28,7 @@ def main() -> NoReturn:
     except FileNotFoundError:
         print("the current directory was removed: change into one that exists", file=sys.stderr, flush=True)
         os._exit(2)
-    # The current directory may contain a user's own classes. It comes last on sys.path to shadow no installed module.
+    # The current directory may contain a user's own classes. As the last entry of sys.path, it shadows no installed module.
     sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), here]
     code = _dispatch(sys.argv[1:])
     command = COMMANDS.get(sys.argv[1]) if sys.argv[1:] else None
@@ -41,7 +41,7 @@ def main() -> NoReturn:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if "-sc" in arguments or "--shell-completion" in arguments:  # the shell calls without a verb
+    if "-sc" in arguments or "--shell-completion" in arguments:  # the shell calls meshrunner without a verb
         from meshrunner.runner.completion import answer
 
         return answer(arguments)
@@ -82,7 +82,7 @@ def _help_topic(arguments: list[str]) -> str | None:
 def _run_verb(verb: str, *arguments: str) -> int:
     """Run a verb and return the exit status. Print user errors without a traceback; let other errors propagate."""
     if COMMANDS[verb].room == "records":
-        # Searching for pydantic plugins takes a tenth of the time of a verb that only reads records, and records need no plugin.
+        # The verbs in `records` need no pydantic plugins. The search for plugins would take a tenth of their time.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     try:
         function: Callable[[list[str]], int] = getattr(import_module(COMMANDS[verb].module), verb)

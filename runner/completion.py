@@ -56,7 +56,7 @@ def _typed_words() -> list[str]:
     """Return the unquoted words between the program's name and the cursor. COMP_POINT is the cursor's position in COMP_LINE."""
     typed = os.environ["COMP_LINE"].encode()
     line = typed[: int(os.environ.get("COMP_POINT") or len(typed))].decode(errors="ignore")
-    words = shlex.split(line)  # raises ValueError inside of quotes
+    words = shlex.split(line)  # raises ValueError if the cursor is inside quotes
     if not line or (line[-1].isspace() and not line.endswith("\\ ")):
         words.append("")
     return words[1:]
@@ -97,7 +97,7 @@ def candidates(before: Sequence[str], word: str) -> list[str]:
 
     _, for_hydra = split(verb, rest)
     known = _overrides([each for each in for_hydra if each not in given], word, submits=verb == "submit")
-    if given:  # the directories already contain the configuration of their runs
+    if given:  # the given run directories already contain a configuration
         return [each for each in known if each.startswith("hydra.launcher.")]
     return [*known, *found]
 

@@ -1,6 +1,6 @@
 """Print text, warnings, tables and the name of the work in progress. Tables fit the terminal's width; piped tables are not cut.
 
-Text may come from files or the environment: it is never interpreted as markup, and its control characters are escaped.
+Because text may come from files or the environment, markup in it is not interpreted and control characters are escaped.
 This module imports little, to keep `meshrunner --help` fast.
 """
 
@@ -68,8 +68,8 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 @contextmanager
 def naming(what: str) -> Iterator[Callable[[int, int], None]]:
     """Print `what` to stderr as the name of the work in the `with` block. On a terminal, erase the name when the work ends.
-    Yield a function that takes two numbers: finished parts and all parts. On a terminal, the function shows both numbers and
-    the time left."""
+    Yield a function that takes the number of finished parts and the number of all parts. On a terminal, the function shows
+    both numbers and the time left."""
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:
             slow.doing(what)

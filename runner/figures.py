@@ -110,8 +110,8 @@ class Figure(NamedTuple):
 FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
            "tokens of the step / (its wall-clock time x devices). The wall-clock time from one reading of metrics to the next "
-           "is divided among the steps in proportion to `perf/step_time_s`. It includes reading metrics, but not saving "
-           "checkpoints", higher_is_better=True),
+           "is divided among the steps in proportion to `perf/step_time_s`. This time includes reading metrics, but not "
+           "saving checkpoints", higher_is_better=True),
     Figure("perf/wps_error", "", "", NUMBER, "once", "", "relative standard error of `perf/wps_median`, computed from the "
            "scatter of the medians of eight successive parts of the run. A trend over the run and single slow steps have little "
            "effect on this error"),
@@ -148,7 +148,7 @@ FIGURES: tuple[Figure, ...] = (
            "peak resident host memory since step `measure_after`; maximum over ranks", over_ranks="max", by_rank=True,
            unless="memory/peak_active_gib"),
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
-           "time from the end of the previous step to the end of this one on the slowest rank; on GPUs, the time between two "
+           "time from the end of the previous step to the end of this step on the slowest rank; on GPUs, the time between two "
            "CUDA events. The time includes waiting for data, but not reading metrics or saving checkpoints", over_ranks="max",
            by_rank=True),
     Figure("perf/compute_step_time_s", "s", "compute step time", SECONDS, "median", "median",
@@ -164,7 +164,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "the part of the step spent compiling, on the slowest rank",
            over_ranks="max"),
     Figure("perf/checkpoint_time_s", "s", "checkpoint", SECONDS, "saves", "median",
-           "time for which training stopped before the step to save a checkpoint, on the slowest rank; 0 if none was saved. "
+           "time for which saving a checkpoint stopped training before the step, on the slowest rank; 0 if none was saved. "
            "With `checkpoint=dcp_async`, training continues once the copy to host memory is complete and the previous "
            "checkpoint is on disk"),
     Figure("perf/comm_allocations", "buffers", "", "{:,.0f}".format, "median", "",
@@ -172,7 +172,7 @@ FIGURES: tuple[Figure, ...] = (
            "`parallelism.buffers=max_pool` or `scheduled`, all buffers are allocated in the first step and none later",
            over_ranks="mean", optional=True),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
-           "from the start of the last attempt until the device has completed its first step. `cold` marks the first run of a "
+           "time from the start of the last attempt to the end of its first step on the device. `cold` marks the first run of a "
            "command, which has no warm processes or caches. A cold run counts only if every repeat is cold", but="cold"),
     Figure("train/loss", "nats per token", "loss", "{:.4f}".format, "final", "median min max",
            "cross entropy in fp32, mean over all tokens of the step on all ranks", over_ranks="mean"),
@@ -201,7 +201,7 @@ FIGURES: tuple[Figure, ...] = (
            "order. Stages are assumed to take equally long, and a backward pass twice as long as a forward pass"),
     Figure("pipeline/measured_idle_pct", "percent", "pipeline idle, measured", PERCENT, "once", "median",
            "`profiler=trace` with `parallelism.pipeline`: share of the profiled steps' time in which a device only idles, sends "
-           "or receives; mean over the traced ranks. Unknown with all-to-all communication, which traces do not tell apart"),
+           "or receives; mean over the traced ranks. Unknown with all-to-all communication, which GPU traces show as sends"),
     Figure("trace/compute_pct", "percent", "compute", PERCENT, "once", "",
            "`profiler=trace`: share of the profiled steps' time in which a compute kernel runs; mean over the traced ranks",
            higher_is_better=True),

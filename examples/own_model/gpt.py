@@ -1,9 +1,9 @@
-"""A model of your own: a small GPT-2 with learned positions, LayerNorm and GELU, none of which the shipped models have.
+"""A model of your own: a small GPT-2 with learned positions, LayerNorm and GELU, which no shipped model has.
 
     meshrunner run --config-dir examples/own_model model=gpt steps=5
 
-`model/gpt.yaml` names this class by `kind: examples.own_model.gpt:GPT`; nothing has to be registered. This file is the option:
-the keys of the YAML file, and the arithmetic that `show` and MFU need. The module is in `network.py`.
+`model/gpt.yaml` names this class by `kind: examples.own_model.gpt:GPT`; nothing has to be registered. This file defines the
+option: the keys of the YAML file, and the FLOPs that `show` and MFU need. The module is in `network.py`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class GPT(Model):
 
     @model_validator(mode="after")
     def _heads_divide(self) -> GPT:
-        """Check what no key can check alone. All problems are shown together, before anything starts."""
+        """Check that two keys fit together. All problems are shown together, before anything starts."""
         if self.dim % self.n_heads:
             raise PydanticCustomError("heads", f"dim({self.dim}) is not a multiple of n_heads({self.n_heads})")
         return self
 
     def network(self, seq_len: int) -> GPTNetwork:
-        """Build the module. Import torch here, so that checking a configuration does not."""
+        """Build the module. torch is imported here, so that checking a configuration does not import it."""
         from examples.own_model.network import GPTNetwork
 
         return GPTNetwork(self, seq_len)
@@ -51,6 +51,6 @@ class GPT(Model):
         return Flops(6 * weights + attention, attention)
 
     def tensor_problems(self, tensor: int) -> list[str]:
-        """Return why the model cannot be split over `tensor` devices. A sweep skips such combinations with this reason."""
+        """Return the reasons against splitting over `tensor` devices. A sweep skips such combinations and shows the reasons."""
         why = f"model: {type(self).__name__} has no tensor-parallel plan; use parallelism.tensor=1"
         return [why] if tensor > 1 else []

@@ -1,4 +1,4 @@
-"""The module of `gpt.GPT`. It works under every layout once it has a constructor and three methods: see `Network`."""
+"""The module of `gpt.GPT`. A constructor and three methods suffice for DDP and FSDP: see `Network`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class GPTNetwork(Network):
         return self.output(x) if targets is None else self.loss(self.output, x, targets)
 
     def block_names(self) -> list[str]:
-        """Return the modules that are wrapped, recomputed and compiled one by one."""
+        """Return the names of the modules that are wrapped, recomputed and compiled one by one."""
         return [f"blocks.{i}" for i in range(len(self.blocks))]
 
     def initial(self, name: str) -> Initial:

@@ -40,7 +40,7 @@ class Averaged(Parallelism):
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser
     ) -> nn.Module:
-        """Initialise the replica, which is the same on every device, and hook its gradients."""
+        """Initialise the replica, which is equal on every device, and register hooks that average its gradients."""
         if precision.param_dtype is not None:
             raise ConfigError("parallelism: averaged computes in the dtype of the parameters; use precision=fp32")
         initialiser.materialise(model)
@@ -65,6 +65,6 @@ class Averaged(Parallelism):
 
     @contextmanager
     def accumulating(self, model: nn.Module, last: bool) -> Iterator[None]:
-        """Accumulate gradients locally in every micro batch of a step but the last. Wraps each micro batch."""
+        """Accumulate gradients locally in all micro batches of a step except the last. Each micro batch runs in this context."""
         model.accumulates = not last  # type: ignore[assignment]
         yield

@@ -5,8 +5,8 @@
     runs = meshrunner.load("sweeps/layouts", baseline="parallelism=fsdp1")
     runs.rows, runs.events      # pandas DataFrames: a row per combination, a row per step
 
-The directories next to this file link to those at the top of the repository: `meshrunner.runner` is `runner/`. Only this
-package is installed, editable or as a wheel.
+The directories next to this file are links to directories at the top of the repository: `meshrunner.runner` is `runner/`.
+Only this package is installed, editable or as a wheel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["__version__", "load", "run", "sweep"]
 
 def load(*folders: str | os.PathLike[str], baseline: str | None = None) -> Loaded:
     """
-    Return runs as pandas DataFrames: `.rows` has a row per combination, `.events` a row per step, `.findings` sentences.
+    Return runs as pandas DataFrames `.rows` (a row per combination) and `.events` (a row per step), and as text `.findings`.
 
     Args:
         folders: run directories and sweep directories.
@@ -33,23 +33,23 @@ def load(*folders: str | os.PathLike[str], baseline: str | None = None) -> Loade
     Raises:
         meshrunner.recipes.errors.ConfigError: a directory holds no run, or the baseline's key does not vary.
     """
-    from meshrunner.runner.frames import load_runs  # here, because the command line imports this package
+    from meshrunner.runner.frames import load_runs  # not at the top, because every command imports this package
 
     return load_runs(folders, baseline)
 
 
 def run(overrides: Sequence[str] = ()) -> Run:
     """
-    Execute a single run as `meshrunner run` does, in processes of its own, and return it. Its output appears as usual.
+    Execute a single run as `meshrunner run` does, in separate processes, and return the run. Its output is printed as usual.
 
-    A run that fails is returned, too: its `state` and `reason` say what happened.
+    A failed run is returned, too. Its `state` and `reason` describe the failure.
 
     Args:
         overrides: settings such as `["model=llama_tiny", "steps=20"]`, and flags such as `--config-dir=DIR`.
 
     Raises:
-        meshrunner.recipes.errors.ConfigError: the configuration is wrong. The message is the command's.
-        KeyboardInterrupt: the run was interrupted. The message says how to continue it.
+        meshrunner.recipes.errors.ConfigError: the configuration is wrong. The message is that of `meshrunner run`.
+        KeyboardInterrupt: the run was interrupted. The message names the command that continues the run.
     """
     from meshrunner.runner.frames import execute_run
 

@@ -1,6 +1,6 @@
 """The entry point of the command `meshrunner`, and of `python -m meshrunner`.
 
-Ctrl-C ends the command with one line and exit status 130, from here on. While Python itself starts, it cannot.
+Once this module runs, Ctrl-C ends the command with a one-line message and exit status 130, even during imports.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; never returns."""
+    """Run the command line. This function never returns."""
     try:
         import signal
 
@@ -24,7 +24,7 @@ def _interrupted(*_: object) -> None:
     try:
         os.write(2, b"interrupted; nothing was started\n")
     finally:  # stderr may be closed
-        # The module may be half imported: then there is no forkserver to kill.
+        # If the module is only partly imported, there is no forkserver to kill.
         forkserver = sys.modules.get("meshrunner.runner.process.forkserver")
         getattr(forkserver, "exit_now", os._exit)(130)
 

@@ -122,7 +122,7 @@ class SavedOperator(Section):
     op: str
     """Name under torch.ops without the overload, such as `aten.mm`."""
     every: Count = 1
-    """k: of every k calls in a block, the result of the first is saved. 1: all results. torchtitan uses 2 for `mm`."""
+    """k: save the result of the first of every k calls in a block. 1: save all results. torchtitan uses 2 for `mm`."""
 
 
 class SelectiveOp(Recompute):
@@ -159,7 +159,7 @@ class SelectiveOp(Recompute):
         return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
-        """Return a function that counts calls to decide which results to save. Use it for one forward and its recomputation."""
+        """Return a function that counts calls to decide which results to save. Valid for one forward and its recomputation."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}
@@ -184,7 +184,7 @@ class MemoryBudget(ActivationCheckpoint):
     """The compiler chooses the activations to save within a memory budget (functorch's knapsack partitioner)."""
 
     budget: float = Field(ge=0, le=1)
-    """Allowed activation memory, as a fraction of what compiled code keeps by default. 0: recompute all; 1: change nothing."""
+    """Allowed activation memory, as a fraction of compiled code's default. 0: recompute all; 1: change nothing."""
 
     def configure(self) -> None:
         import torch._functorch.config

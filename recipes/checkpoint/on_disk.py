@@ -144,7 +144,7 @@ def _read_record(folder: Path) -> Record:
     except ValidationError as error:
         first = error.errors()[0]
         raise Damaged(f"{RECORD} cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    except (OSError, ValueError, AttributeError) as error:  # AttributeError: it is not an object
+    except (OSError, ValueError, AttributeError) as error:  # AttributeError: the JSON is not an object
         raise Damaged(f"{RECORD} cannot be read: {error}") from None
 
 
@@ -175,8 +175,8 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
     """Return the good checkpoints that a run can continue from, newest first, and a warning for each damaged checkpoint.
 
-    Search `own` (the run's `checkpoints` directory) and, if it has none, `load`. Raises ConfigError if all checkpoints in `own`
-    are unusable and at least one has another format, or if `load` is given and neither directory has a good checkpoint.
+    Search `own` (the run's `checkpoints` directory), then `load` if `own` has no good checkpoint. Raises ConfigError if `own` has
+    no good checkpoint but one in another format, or if `load` is given and neither directory has a good checkpoint.
     """
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
@@ -203,7 +203,7 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
 def publish(temporary: Path, final: Path, keep: int | None) -> None:
     """Give a complete checkpoint its final name. Then delete older checkpoints, except the newest `keep` - 1 good ones."""
     if final.exists():
-        remove_checkpoint(final)  # it is damaged, otherwise this step would not have been trained again
+        remove_checkpoint(final)  # it must be damaged, otherwise this step would not have been trained again
     temporary.rename(final)
     sync_folder(final.parent)
     if keep is None:
@@ -220,7 +220,7 @@ def remove_checkpoint(path: Path) -> None:
     temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     path.rename(temporary)
-    shutil.rmtree(temporary, ignore_errors=True)  # rmtree deletes neither a link nor the linked checkpoint
+    shutil.rmtree(temporary, ignore_errors=True)  # rmtree deletes no links: a linked checkpoint and its link remain
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -54,7 +54,7 @@ class ChecksummedWriter(FileSystemWriter):
                 raise
             raise NotSaved(f"the disk is full: {left:,} more bytes are needed, {free:,} are free ({error})") from error
         names = {result.storage_data.relative_path for result in written}
-        # Compute checksums from disk, so that they also cover faults in writing.
+        # Compute checksums from disk, so that they also detect faults in writing.
         written.files = {name: checksum(Path(self.path) / name) for name in names}
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result(written)
@@ -89,7 +89,7 @@ class DCPSaver:
         return step % self.every == 0 or step == self.training.steps
 
     def save(self, step: int, consumed: on_disk.Consumed) -> None:
-        self._wait()  # the copy in the stager's memory is still being written
+        self._wait()  # otherwise the stager would overwrite a copy that is being written
         writer = self._writer(step, consumed)
         state: dict[str, Any] = dict(get_state(self.training.model, self.training.optimizer))
         if self.stager is None:

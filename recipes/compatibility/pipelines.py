@@ -1,4 +1,4 @@
-"""Combinations of options that cannot work with pipeline parallelism. Torch runs some of them without an error.
+"""Combinations of options that cannot work with pipeline parallelism. Torch runs some of these combinations without an error.
 
 A schedule that splits backward computes the gradients of weights later than those of activations.
 """
@@ -34,7 +34,7 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: p.pipeline > 1 and p.kind == "megatron_fsdp",
         where="parallelism.pipeline",
-        reason="torch's pipelines cannot tell megatron_fsdp to reduce gradients only after the last micro batch",
+        reason="torch's pipelines cannot make megatron_fsdp reduce gradients only after the last micro batch",
         instead="parallelism=fsdp2",
     ),
     Conflict(
@@ -58,7 +58,7 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: p.pipeline > 1 and r.compile.kind == "whole_model",
         where="compile",
-        reason="a pipeline stage is a part of the model",
+        reason="whole_model compiles the full model, but a pipeline stage is only a part of the model",
         instead="compile=per_block",
     ),
     Conflict(
@@ -82,7 +82,7 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: _splits(p) and r.compile.compiles,
         where="compile",
-        reason=f"{SPLIT} repeat the backward of a compiled block, which they cannot split",
+        reason=f"{SPLIT} repeat the backward of a compiled block, because the backward cannot be split",
         instead=f"compile=eager, or {WHOLE_BACKWARD}",
     ),
 ]

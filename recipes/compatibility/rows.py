@@ -131,7 +131,7 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: p.kind == "fsdp1" and d.shard == 1 and d.replicate > 1,
         where="parallelism.replicate",
-        reason="FSDP1 does not synchronise replicas of one device each, so every replica would train a different model",
+        reason="FSDP1 does not synchronise single-device replicas, so every replica would train a different model",
         instead="parallelism.shard of at least 2, parallelism=hsdp2, or parallelism=ddp",
     ),
     Conflict(
@@ -157,7 +157,7 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: d.context > 1 and r.seq_len % p.sequence_pieces > 0,
         where="seq_len",
-        reason="context parallelism cuts sequences into 2 x context (allgather) or context (ulysses) x tensor equal pieces",
+        reason="sequences are cut into context (ulysses) or 2 x context (allgather) pieces, times tensor if sequence_parallel",
         instead="a seq_len that is a multiple of the number of pieces",
     ),
     Conflict(
@@ -228,7 +228,7 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.zero < 2 and p.double_buffer != "none",
         where="parallelism.double_buffer",
-        reason="double buffers hold gathered parameters and unreduced gradients, but zero=0 and 1 do not shard them",
+        reason="double buffers hold gathered parameters and unreduced gradients, but zero=0 and 1 shard neither",
         instead="parallelism.double_buffer=none, or parallelism.zero=2 or 3",
     ),
     Conflict(

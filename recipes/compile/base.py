@@ -89,7 +89,7 @@ class TorchCompile(Compile):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
     """Inductor's mode, which trades compile time for speed; null: inductor's default."""
     fullgraph: bool | Literal["auto"]
-    """true: a graph break is an error; auto: true, unless the compiled module contains FSDP units, which cause graph breaks."""
+    """true: a graph break is an error; auto: false for modules that contain FSDP units, which cause graph breaks, else true."""
     allow_buffer_reuse: bool
     """Whether inductor stores new results in the memory of dead tensors, to save memory."""
 
@@ -107,7 +107,7 @@ class TorchCompile(Compile):
 
     @property
     def records_cuda_graphs(self) -> bool:
-        return self.mode in ("reduce-overhead", "max-autotune")  # as torch._inductor.list_mode_options says
+        return self.mode in ("reduce-overhead", "max-autotune")  # according to torch._inductor.list_mode_options
 
     @property
     def autotunes(self) -> bool:

@@ -45,7 +45,7 @@ class HuggingFace(PackedText):
                 yield text_in(row, self.field), rows.state_dict()
         except ConfigError:
             raise
-        except Exception as error:  # datasets passes on whatever pyarrow, fsspec or the network raise
+        except Exception as error:  # datasets re-raises the exceptions of pyarrow, fsspec and the network
             if explained := self.explain(error):
                 raise explained from error
             raise

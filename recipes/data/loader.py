@@ -63,10 +63,10 @@ class Loader:
         return micro_batches(rows, self._micro_batch, self._own)
 
     def close(self) -> None:
-        """Stop the thread and wait for it at most 1 s. If it runs longer, it ends with the process, because it is a daemon."""
+        """Stop the thread and wait at most 1 s. A thread that runs longer ends with the process, because it is a daemon."""
         self._closed = True
         with suppress(Empty):
-            self._ready.get_nowait()  # lets a thread that waits for room in the queue continue
+            self._ready.get_nowait()  # makes room in the queue, for which the thread may be waiting
         self._thread.join(timeout=1.0)
 
     def _prefetch(self, step: int) -> None:
@@ -81,7 +81,7 @@ class Loader:
         rows = torch.from_numpy(self._sequences.rows((step - 1) * self._global_batch + self._offset, self._rows))
         if self._device.type != "cuda":
             return rows
-        torch.cuda.set_device(self._device)  # per thread: otherwise every rank opens a context on the first GPU
+        torch.cuda.set_device(self._device)  # set per thread, otherwise every rank opens a context on the first GPU
         return rows.pin_memory()
 
 

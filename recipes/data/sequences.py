@@ -49,7 +49,7 @@ class PackedSequences:
 
     def describe(self) -> dict[str, Any]:
         progress = self.entry.read() or self._progress
-        # Hash only tokens that are available whenever a run begins.
+        # Hash only tokens that are always available when a run begins.
         block = progress.tokens if self.shuffle is None else self.shuffle * self.spec.seq_len + 1
         with self.entry.tokens.open("rb") as file:
             size = min(progress.tokens, block, HASHED_TOKENS) * progress.itemsize
@@ -87,7 +87,7 @@ class PackedSequences:
         """Wait until `tokens` tokens (None: all) are packed, then map tokens.bin. Raises RuntimeError if packing has stopped."""
         idle_since: float | None = None
         while True:
-            produced = self.entry.is_locked()  # checked before reading: the writer of the last record holds the lock
+            produced = self.entry.is_locked()  # checked first, because the last record is written under the lock
             progress = self.entry.read() or PackProgress()
             if progress.complete or (tokens is not None and progress.tokens >= tokens):
                 break

@@ -50,7 +50,7 @@ class PackedText(Data):
 
     @abstractmethod
     def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """Yield each document after `position`, with the position of its end. Raises ConfigError if a document is unreadable."""
+        """Yield each document after `position`, with the position after it. Raises ConfigError if a document is unreadable."""
 
     def no_text_message(self) -> str:
         return "data: the source contains no text; choose another source"

@@ -22,7 +22,7 @@ from meshrunner.recipes.storage import cache_dir, checksum, replace_file
 FORMAT = 1
 """Version of the packing format, which is part of every cache entry's `identity`."""
 ALWAYS_VERIFIED_BYTES = 64 << 20
-"""Size in bytes up to which `verify` always checks the CRC of tokens.bin (30 ms). It checks larger files only if `thorough`."""
+"""Size in bytes up to which `verify` always checks the CRC of tokens.bin (30 ms). Larger files are checked only if `thorough`."""
 
 
 @dataclass(frozen=True)

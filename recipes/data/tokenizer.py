@@ -1,5 +1,5 @@
 """Train sentencepiece tokenizers (BPE with byte fallback) on the training text, and load tokenizers from files.
-Decoding restores the original text with one exception: U+2581 becomes a space, because sentencepiece marks spaces with it."""
+Decoding restores the original text with one exception: U+2581 becomes a space, because sentencepiece uses U+2581 for spaces."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MAX_LINE = 2000
 OPTIONS: dict[str, Any] = {
     "model_type": "bpe",
     "byte_fallback": True,  # no unknown tokens
-    "normalization_rule_name": "identity",  # this option and the next two keep the text lossless
+    "normalization_rule_name": "identity",  # with this option and the next two, decoding is lossless
     "remove_extra_whitespaces": False,
     "add_dummy_prefix": False,
     "allow_whitespace_only_pieces": True,  # an indent is one token
     "split_digits": True,
-    "hard_vocab_limit": False,  # as many pieces as the text yields, at most vocab_size
+    "hard_vocab_limit": False,  # a short text may yield fewer pieces than vocab_size
     "num_threads": 1,  # stored in the model file, so the number changes the file's hash
     "minloglevel": 2,
 }

@@ -82,7 +82,7 @@ class Model(Option):
         return [] if expert == 1 else ["parallelism.expert: this model has no experts; use parallelism.expert=1"]
 
     def context_problems(self, context: int, tensor: int, method: str) -> list[str]:
-        """Return the reasons why `context` devices (more than 1) cannot share this model's sequences, or [] if they can."""
+        """Return the reasons why `context` devices (more than 1) cannot divide this model's sequences, or [] if they can."""
         return ["parallelism.context: this model cannot mix the tokens of several devices; use parallelism.context=1"]
 
     def pipeline_problems(self) -> list[str]:
@@ -95,7 +95,7 @@ class Model(Option):
         raise NotImplementedError
 
     def block_flops(self, seq_len: int) -> list[int]:
-        """Return the training FLOPs per token of each block, and of everything after the last block. A pipeline needs this."""
+        """Return the training FLOPs per token of each block, and of everything after the last block. Pipelines need these."""
         raise NotImplementedError
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:

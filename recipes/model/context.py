@@ -1,7 +1,7 @@
 """Context parallelism: the ranks of a group hold different parts of each sequence.
 
-Most layers handle each token by itself, so they need nothing else. Attention, Mamba blocks and multi-token prediction mix tokens.
-Gradients are averaged over the ranks by data parallelism, because these ranks hold equal weights, or shards of them.
+Most layers process each token separately, so only attention, Mamba blocks and multi-token prediction exchange data.
+Data parallelism averages gradients over the ranks, because the ranks hold equal weights, or shards of equal weights.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Context:
         return self._exchanging(q, k, v) if self.method == "ulysses" else self._gathering(q, k, v, grouped=grouped)
 
     def _gathering(self, q: Tensor, k: Tensor, v: Tensor, *, grouped: bool) -> Tensor:
-        """Gather keys and values (Llama team 2024, section 3.3.2). Each chunk of queries attends to a prefix of them."""
+        """Gather keys and values (Llama team 2024, section 3.3.2). Each chunk of queries attends to a prefix of the keys."""
         keys, values = self.whole(torch.stack((k, v)), 3).unbind()
         mixed = []
         for queries, mask in zip(q.chunk(2, dim=2), self.masks, strict=True):
@@ -64,7 +64,7 @@ class Context:
         return torch.cat(mixed, dim=2)
 
     def _exchanging(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend with some heads of whole sequences (Jacobs et al. 2023, DeepSpeed Ulysses)."""
+        """Exchange positions for heads, then attend to whole sequences (Jacobs et al. 2023, DeepSpeed Ulysses)."""
         parts = [self._by_rank(each) for each in (q, k, v)]
         sizes = [part.shape[1] for part in parts]
         exchanged = self._exchange(torch.cat(parts, dim=1)).permute(2, 1, 0, 3, 4).flatten(2, 3)
@@ -74,7 +74,7 @@ class Context:
         return self._exchange(mixed).flatten(0, 1).transpose(0, 1)  # [batch, heads, seq / ranks, head_dim]
 
     def _by_rank(self, x: Tensor) -> Tensor:
-        """[batch, heads, seq / ranks, head_dim] -> [ranks, heads / ranks, batch, seq / ranks, head_dim]"""
+        """Group heads by rank: [batch, heads, seq / ranks, head_dim] -> [ranks, heads / ranks, batch, seq / ranks, head_dim]"""
         if x.shape[1] < self.ranks:  # several ranks use the same key head
             x = x.repeat_interleave(self.ranks // x.shape[1], dim=1)
         return torch.stack(x.chunk(self.ranks, dim=1)).transpose(1, 2)
@@ -85,7 +85,7 @@ class Context:
 
 
 def split_sequences(network: nn.Module, group: ProcessGroup, method: str, seq_len: int) -> None:
-    """Let a network train on this rank's parts of sequences."""
+    """Set the context of all modules that mix tokens, so that this rank trains on its part of each sequence."""
     context = Context(group, method, seq_len)
     for module in network.modules():
         if hasattr(module, "context"):

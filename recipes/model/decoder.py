@@ -21,7 +21,7 @@ class RopeScaling(Section):
     low_freq_factor: float = 1.0
     """Wavelengths longer than `original_seq_len / low_freq_factor` are multiplied by `factor`."""
     high_freq_factor: float = 4.0
-    """Wavelengths below `original_seq_len / high_freq_factor` are kept, those up to the `low_freq_factor` limit interpolated."""
+    """Wavelengths below `original_seq_len / high_freq_factor` are kept; those between the two limits are interpolated."""
     original_seq_len: Count = 8192
     """Sequence length in training before the extension."""
 
@@ -78,7 +78,7 @@ class Experts(Section):
 class Decoder(Model):
     """A decoder with RMSNorm and rotary grouped-query attention."""
 
-    if TYPE_CHECKING:  # keys in some subclasses, derived from other keys in other subclasses
+    if TYPE_CHECKING:  # some subclasses declare these as keys, others derive them from keys
 
         @property
         def n_layers(self) -> int: ...
@@ -171,8 +171,8 @@ class Decoder(Model):
         if self.routed is None or self.routed.balance != "sequence_loss":
             return []
         return [
-            "model.experts.balance: sequence_loss is computed from the experts of all blocks, but parallelism.pipeline puts them "
-            "on several devices; use bias or none, or parallelism.pipeline=1"
+            "model.experts.balance: sequence_loss is computed from the experts of all blocks, but parallelism.pipeline puts the "
+            "blocks on several devices; use bias or none, or parallelism.pipeline=1"
         ]
 
     def other_flops(self, name: str) -> int:

@@ -27,7 +27,7 @@ class Network(nn.Module):
     uses_rng: ClassVar[bool] = False
     """Whether forward draws random numbers, for example for dropout."""
     context: Context | None = None
-    """The ranks that share this rank's sequences; None if it has whole sequences. Modules that mix tokens have one, too."""
+    """Ranks that share this rank's sequences; None if sequences are not split. Modules that mix tokens have a `context`, too."""
     loads: Loads | None = None
     """Counter of the tokens routed to each expert since the last optimizer step; None if the network has no experts."""
     expert_mesh: DeviceMesh | None = None
@@ -40,7 +40,7 @@ class Network(nn.Module):
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
     `output` is the projection module. The `chunked` loss calls the projection once per pass if the projection is a linear
-    layer that is stored in the network's attribute `output`. Otherwise, the `chunked` loss calls the projection once per chunk.
+    layer without bias in the network's attribute `output`. Otherwise, the `chunked` loss calls the projection once per chunk.
     """
 
     @abstractmethod
@@ -69,11 +69,11 @@ class Network(nn.Module):
         return False
 
     def stays_fp32(self, name: str) -> bool:
-        """Whether forward uses a parameter in fp32 with any `precision`. Layouts that cannot mix dtypes ignore this method."""
+        """Whether forward uses a parameter in fp32 with every `precision`. Layouts that cannot mix dtypes ignore this method."""
         return False
 
     def exchanged_elements(self, block: int) -> int:
-        """Return how many elements per token one all-to-all sends to a block's experts, or 0 if the block has no experts."""
+        """Return the elements per token that one all-to-all sends to a block's experts; 0 if the block has no experts."""
         return 0
 
     def calls(self, name: str) -> int:
@@ -85,7 +85,7 @@ class Network(nn.Module):
         return [module for module in self.children() if not isinstance(module, nn.Embedding)]
 
     def active_elements(self, name: str) -> int:
-        """Return how many elements of a parameter multiply each token. For a stack of experts, count only the chosen experts."""
+        """Count the elements of a parameter that multiply each token. In a stack of experts, count only the chosen experts."""
         return self.get_parameter(name).numel()
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> dict[str, ParallelStyle]:
@@ -99,11 +99,11 @@ class Network(nn.Module):
         """Compute the values of all buffers. During the call, torch's default device is the network's device."""
 
     def whole(self, x: Tensor, dim: int) -> Tensor:
-        """Return a tensor with all positions along `dim` from one with this rank's positions."""
+        """Gather the positions of all ranks along `dim`. x: a tensor with this rank's positions."""
         return x if self.context is None else self.context.whole(x, dim)
 
     def own(self, x: Tensor, dim: int) -> Tensor:
-        """Return the part with this rank's positions of a tensor with all positions along `dim`."""
+        """Return the part of x at this rank's positions along `dim`. x: a tensor with all positions."""
         return x if self.context is None else self.context.own(x, dim)
 
     def observe(self, key: str, value: Tensor) -> None:

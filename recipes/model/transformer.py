@@ -25,7 +25,7 @@ def in_compute_dtype(x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Return x / rms(x) * weight over the last dimension, in x's dtype. Autocast would return fp32."""
+    """Return x / rms(x) * weight over the last dimension, in x's dtype. Under autocast, F.rms_norm would return fp32."""
     shape = (x.shape[-1],)
     if not torch.is_autocast_enabled(x.device.type):
         return F.rms_norm(x, shape, weight, eps)
@@ -36,7 +36,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension (Zhang and Sennrich 2019)."""
 
-    # Not derived from nn.RMSNorm: with compile=whole_model, `plan` could not trace it.
+    # Not derived from nn.RMSNorm, which `plan` cannot trace with compile=whole_model.
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Return SequenceParallel if the sequence is sharded, else no style. In both cases, each rank has the full gradient."""
+        """Return SequenceParallel if the sequence is sharded, else no style. Each rank always has the weight's full gradient."""
         from torch.distributed.tensor.parallel import SequenceParallel
 
         return {"": SequenceParallel()} if sequence_parallel else {}
@@ -176,8 +176,8 @@ class Transformer(Network):
     """Embedding, blocks, norm, output projection."""
 
     rope: Tensor | None = None
-    """Rows of `rope_table` for this rank's positions, set by `reset_buffers`. It is not a buffer, because DDP would broadcast it
-    before every forward pass, also to ranks with other positions."""
+    """Rows of `rope_table` for this rank's positions, set by `reset_buffers`. Not a buffer, because DDP broadcasts buffers
+    before every forward pass, even to ranks with other positions."""
 
     def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module] | None = None) -> None:
         """Build the network. blocks: the repeated modules; default: one `Block` with a dense feed-forward network per layer."""

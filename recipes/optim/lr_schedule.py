@@ -37,14 +37,14 @@ class LRSchedule(Option):
 class Constant(LRSchedule):
     """Linear warm-up, then a constant rate."""
 
-    warmup_steps: Steps = 0  # configurations older than this key had no warm-up
+    warmup_steps: Steps = 0  # configurations from before this key had no warm-up
     """Steps of linear warm-up. Step `warmup_steps` is the first step at the full rate."""
 
     def factor(self, step: int) -> float:
         return step / self.warmup_steps if step < self.warmup_steps else 1.0
 
     def remarks(self, steps: int) -> list[str]:
-        # The shipped warm-up is not worth a remark: runs of a few steps, to try something out, are normal.
+        # Do not remark on the shipped warm-up, because trial runs of a few steps are common.
         if self.warmup_steps < steps or self.warmup_steps == SHIPPED_WARMUP:
             return []
         return [f"lr_schedule.warmup_steps({self.warmup_steps}) lasts all of steps({steps}): the rate only rises"]

@@ -63,7 +63,7 @@ class AdamW(Optimizer):
         import torch
 
         return torch.optim.AdamW(
-            [{"params": list(parameters)}],  # in a group, the list may be empty: a pipeline stage may train nothing
+            [{"params": list(parameters)}],  # in a group, torch accepts an empty list (a stage without trained weights)
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,

@@ -32,10 +32,10 @@ class Degrees(NamedTuple):
     shard: int
     tensor: int
     context: int = 1
-    """Number of ranks that hold different parts of the same sequences. These ranks are neighbours in the dimension `shard`, which
-    includes them, or in `replicate` if nothing is sharded. They hold the same weights, or different shards of them."""
+    """Number of adjacent ranks that hold different parts of the same sequences. The degree `shard` (or `replicate`, if nothing is
+    sharded) includes this degree. The ranks hold the same weights, or different shards of the same weights."""
     pipeline: int = 1
-    """Number of groups of devices that hold different blocks. It is the outermost dimension."""
+    """Size of the outermost dimension: the number of groups of devices that hold different blocks."""
 
     @property
     def devices(self) -> int:
@@ -48,13 +48,13 @@ class Degrees(NamedTuple):
 
     @property
     def without_context(self) -> tuple[int, int]:
-        """The degrees `replicate` and `shard` without the context ranks that they include."""
+        """The degrees `replicate` and `shard`, after one of them is divided by `context`."""
         if self.shard % self.context:
             return self.replicate // self.context, self.shard
         return self.replicate, self.shard // self.context
 
     def unsharded(self) -> Self:
-        """Return the degrees of a layout in which each device of `shard` is a replica instead."""
+        """Return a copy in which the `shard` devices are counted as replicas."""
         return self._replace(replicate=self.replicate * self.shard, shard=1)
 
 
@@ -78,7 +78,7 @@ class Parallelism(Option):
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. Without autocast, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit once per forward call, and embeddings never. If false: a unit once per micro batch."""
+    """True: backward all-gathers a unit once per forward call, and never an embedding. False: every unit once per micro batch."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: all devices / the other degrees."""
@@ -113,11 +113,11 @@ class Parallelism(Option):
     auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
     """Time at which FSDP reduces gradients. reduce: after every micro batch (FSDP2's replicas all-reduce once per step). hold:
-    after the last one, so a device stores unsharded gradients until then (FSDP1: in the compute dtype)."""
+    after the last micro batch, so a device stores unsharded gradients until then (FSDP1: in the compute dtype)."""
 
     @property
     def sequence_pieces(self) -> int:
-        """Number of equal pieces into which context parallelism cuts a sequence, including those of sequence parallelism."""
+        """Number of equal pieces into which context and sequence parallelism together cut a sequence."""
         chunks = self.context * (2 if self.context_method == "allgather" else 1)
         return chunks * (self.tensor if self.sequence_parallel else 1)
 
@@ -223,7 +223,7 @@ class Parallelism(Option):
         return torch.autocast(device_type, precision.param_dtype)
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        """Configure gradient reduction for a micro batch. Return a context manager for it. last: whether it ends the step."""
+        """Set gradient reduction for a micro batch. Return the context manager to run it in. last: whether it ends a step."""
         return nullcontext()
 
     def after_step(self, model: nn.Module) -> dict[str, float]:

@@ -72,7 +72,7 @@ class FSDP1(Parallelism):
     def shard_groups(
         self, name: str, parameter: Tensor, mesh: DeviceMesh, split: Collection[str]
     ) -> tuple[ProcessGroup, ...]:
-        # FSDP1's parameters are plain views into a unit's shard. Only `split` tells which parameters are tensor-parallel.
+        # FSDP1's parameters are plain views into a unit's shard. Only `split` identifies the tensor-parallel ones.
         tensor = (mesh.get_group("tensor"),) if name in split else ()
         return (mesh.get_group("shard"), *tensor)
 

@@ -39,7 +39,7 @@ class FSDP2(Parallelism):
     """Whether the optimizer, its state, parameters and gradients are on the host."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
     """Memory for communication buffers. dynamic: torch allocates a buffer for each collective. max_pool, scheduled: units have
-    buffers at fixed addresses. process_group, symmetric: NCCL allocates them."""
+    buffers at fixed addresses. process_group, symmetric: NCCL allocates the buffers."""
 
     @property
     def plans_buffers(self) -> bool:
@@ -141,11 +141,11 @@ class FSDP2(Parallelism):
     def _prefetch(self, model: nn.Module, network: Network) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        # With expert parallelism the host waits for the exchanged tokens in every block, so it does not run ahead by itself.
+        # With expert parallelism the host waits for the exchanged tokens in every block, so it would issue all-gathers late.
         depth = self.prefetch or int(self.expert > 1)
         if not depth:
             return
-        # Skip units that forward calls several times. Each call has a different successor, so there is no unit to prefetch.
+        # Skip units that forward calls several times. Each call has a different successor, so no single unit could be prefetched.
         units = [
             module
             for name, module in model.named_modules()
@@ -166,7 +166,7 @@ class FSDP2(Parallelism):
         if self.accumulate == "hold":
             model.set_requires_gradient_sync(last)
         elif self.replicate > 1:
-            model.set_requires_all_reduce(last)  # until the last micro batch, replicas accumulate shards
+            model.set_requires_all_reduce(last)  # before, replicas accumulate their own gradients
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:

@@ -105,7 +105,7 @@ class MegatronFSDP(Parallelism):
         with warnings.catch_warnings(action="ignore"):  # optional packages, such as Apex, may be missing
             from megatron_fsdp import MixedPrecisionPolicy, fully_shard_model
 
-        # The package computes in the dtype of each parameter. If that is below fp32, the optimizer updates an fp32 copy.
+        # The package computes in the dtype of each parameter. If the dtype is below fp32, the optimizer updates fp32 copies.
         if precision.param_dtype is not None:
             for name, parameter in network.named_parameters():
                 if not network.stays_fp32(clean_name(name)):

@@ -42,7 +42,7 @@ def named_mesh(device_type: str, dims: dict[str, int]) -> DeviceMesh:
 
 
 def place(mesh: DeviceMesh, degrees: Degrees) -> tuple[int, int]:
-    """Return this rank's number among the ranks with different sequences, and its number among those that share its sequences."""
+    """Return this rank's index among ranks with different sequences, and its index among ranks with equal sequences."""
     return divmod(mesh.get_rank() % (degrees.devices // degrees.pipeline) // degrees.tensor, degrees.context)
 
 
@@ -65,7 +65,7 @@ def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """Return the process groups of ranks with different tokens or blocks. Summing over each in turn counts each token once."""
+    """Return the process groups of ranks with different tokens or blocks. Summing over all groups counts each token once."""
     names = mesh.mesh_dim_names or ()
     return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
 

@@ -82,7 +82,7 @@ class Wrap(Option):
             plan[name] = Unit(own if isinstance(own, int) else own != "never", lookup)
         if blocks := [name for name in network.block_names() if units.get(name) == "except_last"]:
             plan[blocks[-1]] = Unit(False)
-        # Backward begins with the root, so resharding it after forward would gather it again immediately.
+        # Backward begins with the root, so a root resharded after forward would be gathered again immediately.
         plan[""] = Unit(False)
         return plan
 
@@ -105,7 +105,7 @@ class Blocks(Wrap):
                 continue
             usable = has_forward(module) and name not in shared
             if name in blocks or (usable and any(parameter.dim() > 1 for parameter in module.parameters())):
-                # Backward begins with the modules behind the blocks, so resharding them would gather them again immediately.
+                # Backward begins with the modules after the blocks. If resharded, they would be gathered again immediately.
                 found[name] = "never" if blocks[-1] in found else None
         return found
 

@@ -36,7 +36,7 @@ DATA_SHEET = ("peak", "memory_bandwidth", "link_bandwidth", "network_bandwidth")
 COMPUTE = figure_of("perf/compute_step_time_s")
 FEWEST = 2
 ROUGH = 0.7
-"""Guessed ratio of two matmul rates of a CPU: while it trains a model / for matmuls alone. The fit starts from this guess."""
+"""Guessed ratio of a CPU's matmul rate in training to its rate in a matmul benchmark. The fit starts from this guess."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Candidate(NamedTuple):
     device: ExpectedDevices
     """Device of the run. A CPU's name includes the number of threads per worker, because a CPU's rates depend on that number."""
     matmul_rate: dict[str, float]
-    """Matmul rate at which the fit of a CPU starts: ROUGH x measured rate, such as {'fp32_tflops': 0.4}. Empty for a GPU."""
+    """Matmul rate from which the fit of a CPU starts: ROUGH x measured rate, such as {'fp32_tflops': 0.4}. Empty for a GPU."""
 
 
 def _candidate(name: str, row: Row) -> _Candidate:

@@ -77,9 +77,9 @@ class Fitted(NamedTuple):
     hardware: GPU | CPU
     """Device with the fitted constants."""
     unknown: dict[str, float]
-    """Standard deviation of each constant's logarithm after the fit, divided by that before the fit."""
+    """Standard deviation of each constant's logarithm after the fit, divided by the deviation before the fit."""
     ratio_unknown: float
-    """Same fraction as in `unknown`, for (matmul speed / memory bandwidth). Compiling's gain depends on this quotient."""
+    """Same fraction as in `unknown`, for matmul speed / memory bandwidth. The speedup from compiling depends on this ratio."""
 
     @property
     def tells_apart(self) -> bool:

@@ -97,7 +97,7 @@ _COMMANDS = (
         "predict whether runs fit and how fast they are, without a GPU",
         own_options=(
             Flag(("--json",), "print a JSON object, or with -m a list of objects"),
-            Flag(("--active",), "faster: predict reserved memory only if active memory alone does not decide"),
+            Flag(("--active",), "faster: predict reserved memory only if active memory leaves open whether a run fits"),
             Flag(("--max",), "find the largest value of KEY that fits", "KEY"),
             Flag(("--html",), "also write a page: memory over a step, or with -m the table and charts", "FILE", "file"),
             BEST_BY,

@@ -66,7 +66,7 @@ class Command:
     """A verb, implemented by the function of the same name in `runner/verbs/PATH.py`. `path`: for example `launching/run`.
 
     A verb that takes Hydra overrides accepts either overrides or `arguments`. `fails_if` is the reason for exit status 1,
-    `found_if` the reason for exit status 3; an empty reason means never. `executes` tells whether the verb executes runs.
+    `found_if` the reason for exit status 3; if it is "", the status never occurs. `executes`: whether the verb executes runs.
     """
 
     def __init__(

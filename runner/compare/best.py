@@ -1,4 +1,4 @@
-"""Divide rows into cells by the values of the keys in `--best-by model,launch.nodes`, and find the best row of each cell.
+"""Group rows by the values of the keys in `--best-by model,launch.nodes`, and find the best row of each group, a `Cell`.
 
 The best row is the fastest measured row or, if no row was measured, the fastest row that is predicted to fit.
 """
@@ -47,7 +47,7 @@ class Cell(NamedTuple):
 
 
 def by(comparison: Comparison, keys: str | None = None) -> Comparison:
-    """Divide a comparison into cells by `keys` (separated by commas) or `sweep.best_by`. Raise ConfigError for an unknown key."""
+    """Set `best_by` to `keys` (separated by commas), or else to `sweep.best_by`. Raise ConfigError for an unknown key."""
     if keys is None:
         option = "sweep.best_by"
         given = next((run.sweep.get(option.partition(".")[2]) for run in comparison.runs if run.sweep), None) or []
@@ -144,7 +144,7 @@ def _reason(cell: Cell) -> str:
 
 
 def _ahead(cell: Cell, comparison: Comparison) -> str:
-    """Return how much faster the best row of a cell is than the second-best row, and which part of a step saves the most time."""
+    """Return the lead in speed of a cell's best row over the second-best row, and the part of a step that saves the most time."""
     if len(cell.ranked) < 2 or cell.ranked[0].measured != cell.ranked[1].measured:
         return ""
     best, second = cell.ranked[:2]

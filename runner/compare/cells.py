@@ -17,15 +17,15 @@ from meshrunner.runner.rundir import FITTING, PlacedSweep, Summary
 from meshrunner.runner.rundir.files import SWEEP
 
 UNTESTED = "(not tested)"
-"""Grey mark of a difference that is not tested, because the row or its baseline has fewer than REPEATS runs."""
+"""Grey text after a difference that is not tested, because the row or its baseline has fewer than REPEATS runs."""
 OTHER = {"model": "other model", "seq_len": "other length", "batch": "other batch"}
-"""Marks of differences in speed between rows with different workloads, keyed by the part of `Run.workload` that differs."""
+"""Text after a speed difference between rows with different workloads, keyed by the differing part of `Run.workload`."""
 UNREMARKABLE = ("completed", *FITTING)
 """States of rows that need no reason: the row completed, or it was only planned and is predicted to fit."""
 LISTED = 8
 """Maximum number of rows, or of global batches, that a line below the table lists."""
 FACT_VALUES = 3
-"""Maximum number of values listed for a fact that differs between runs."""
+"""Maximum number of values listed for a fact, such as the devices, that differs between runs."""
 FEWEST_STEPS = 3
 """Minimum number of measured steps for a reliable speed. A single outlier shifts the median of one or two steps."""
 LONGEST_VALUE = 500
@@ -155,7 +155,7 @@ def _few_steps(run: Run) -> str:
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """Return one line, with row names, for each reason why rows did not complete or why steps before a resume do not count."""
+    """Explain rows that did not complete, and steps before a resume that do not count. Rows with equal reasons share a line."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)
@@ -192,7 +192,7 @@ def _sweep_command(folder: Path) -> list[str]:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return the facts about a run, keyed by title; an unknown fact is ""."""
+    """Return facts about a run, such as its model and devices, keyed by title. An unknown fact is ""."""
     config, summary, environment = run.config, run.summary, run.environment
     length, batch = config.get("seq_len"), config.get("micro_batch")
     versions = [f"{name} {version}" for name in ("torch", "meshrunner") if (version := environment.packages.get(name))]
@@ -203,7 +203,7 @@ def _facts(run: Run) -> dict[str, str]:
         "precision": run.precision if "precision" in config and run.precision != "auto" else "",
         "sequences": f"{length} tokens, {batch} per device" if length and batch else "",
         "versions": ", ".join(versions),
-        # A job's own command may be just `resume`.
+        # Prefer the sweep's command, because the run's own command may be just `resume`.
         "command": shlex.join(_sweep_command(run.path.parent) or environment.command),
     }
 

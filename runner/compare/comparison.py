@@ -87,7 +87,7 @@ class Comparison:
     selection: str = ""
     """Description of the selected rows, such as `12 of 60 rows (parallelism=fsdp2)`; empty if nothing was selected."""
     best_by: list[str] = field(default_factory=list)
-    """Keys that divide the rows into cells, each with a best row (see `best.cells`); empty if there are no cells."""
+    """Keys by whose values the rows are grouped to show the best row of each group (see `best.Cell`); may be empty."""
 
     @property
     def runs(self) -> list[Run]:
@@ -103,7 +103,7 @@ class Comparison:
         return self.baseline is not None and text(row.values.get(self.baseline[0])) == self.baseline[1]
 
     def name(self, row: Row) -> str:
-        """Return how sentences name a row: by its varying values, or by its directory if nothing varies."""
+        """Return the name of a row in sentences: its varying values, or its directory if nothing varies."""
         return row_name(row.values, self.keys) or row.runs[0].path.name
 
 
@@ -177,7 +177,7 @@ def compare_sweep(sweep_dir: Path, further: Sequence[Figure] = ()) -> tuple[Comp
 
 
 def check_baseline(baseline: str, runs: Sequence[Run]) -> None:
-    """Raise ConfigError if `sweep.baseline` names no run. Accept a key that the user fixed although an experiment varies it."""
+    """Raise ConfigError if `sweep.baseline` matches no run. Accept a key that does not vary: the user may have fixed it."""
     keys = Keys(runs)
     key, separator, _ = baseline.partition("=")
     known = {name for run in runs for name in (*run.config, *flatten(run.config))}
@@ -199,7 +199,7 @@ def _parsed(baseline: str, names: list[str], rows: list[Row], option: str) -> tu
     except ValueError:
         given = value
     for name, raw in known.items():
-        if name == value or same_value(raw, given):  # for example, 1e-3 equals 0.001
+        if name == value or same_value(raw, given):  # 1e-3 equals 0.001
             return key, name
     raise ConfigError(f"{option}: no row has {key}={value}.{did_you_mean(value, known)} Known: {', '.join(known)}")
 

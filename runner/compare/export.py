@@ -77,16 +77,16 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def as_json(comparison: Comparison) -> str:
-    """Return the rows as a JSON list or, if `best_by` divides the rows into cells, the best row of each cell."""
+    """Return the rows as a JSON list. If `best_by` is set, return only the best row of each cell (see `best.Cell`)."""
     found = best.records(comparison) if comparison.best_by else records(comparison)
-    # JSON cannot represent a setting that is infinite or not a number. Such a setting becomes text.
+    # JSON has no infinity and no NaN. A setting with such a value becomes text.
     finite = json.loads(json.dumps(found, default=str), parse_constant=str)
     # DEL is the only control character that JSON does not escape.
     return json.dumps(finite, indent=2).replace("\x7f", "\\u007f")
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Return a header line and a line per row as CSV. `runs` lists directories, separated by spaces. Unknown values are empty."""
+    """Return CSV with a header. The column `runs` lists directories, separated by spaces. Unknown values are empty."""
     rows = records(comparison)
     for row in rows:
         row["runs"] = " ".join(run["directory"] for run in row["runs"])

@@ -1,4 +1,4 @@
-"""Summarise a comparison in a few sentences. Differences are quantified only if they were tested for noise."""
+"""Summarise a comparison in a few sentences. Gains over a baseline are quantified only if they were tested for noise."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -15,7 +15,7 @@ from meshrunner.runner.figures import figure_of, number
 LISTED = 3
 """Maximum number of rows that a sentence names."""
 WORTH_NAMING = 0.02
-"""Smallest relative difference in memory or in the time to the first step that a sentence names."""
+"""Smallest relative difference in a figure other than the speed, such as memory, that a sentence names."""
 WORKLOAD = ("model", "seq_len")
 """Sections and keys that decide the work per token. No row is called the fastest if the work per token differs."""
 TAKES = f"a test needs {REPEATS} completed runs of a combination (sweep.repeat={REPEATS} or auto)"
@@ -29,7 +29,7 @@ Values = dict[str, Any]
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Return the sentences to print above a table. Count differences that are not tested, but do not state how large they are."""
+    """Return the sentences to print above a table. They count untested gains over a baseline, but do not quantify them."""
     shown = f"Shown: {comparison.selection}" if comparison.selection else ""
     found = [_best(comparison), *_against(comparison), _losses(comparison), _without_result(comparison), shown]
     return [f"{sentence}." for sentence in found if sentence]
@@ -130,7 +130,7 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _against(comparison: Comparison) -> Iterator[str]:
-    """Yield a sentence per value of the baseline's key: median and range of the speed gains, and the number within noise."""
+    """Yield a sentence for each value of the baseline's key: median and range of the gains, and how many are within noise."""
     if comparison.baseline is None:
         return
     key, baseline = comparison.baseline
@@ -202,7 +202,7 @@ def _without_result(comparison: Comparison) -> str:
     parts = []
     for state in dict.fromkeys(filter(None, map(_trouble, comparison.rows))):
         rows = [row.values for row in comparison.rows if _trouble(row) == state]
-        # Rows that were skipped or have not ended might have ended in the same state.
+        # Rows that were skipped or have not ended might otherwise have ended in this state.
         never = () if state == "skipped" else ("skipped", "pending", "running")
         others = [row.values for row in comparison.rows if _trouble(row) != state and row.state not in never]
         causes = common(rows, others, comparison.keys)

@@ -52,7 +52,7 @@ def text(value: Any) -> str:
 
 
 def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
-    """Join the first `most` names, and say how many names are left out: `fsdp1, fsdp2 and 3 more`."""
+    """Join the first `most` names, and append the number of omitted names: `fsdp1, fsdp2 and 3 more`."""
     return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

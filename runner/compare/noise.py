@@ -95,7 +95,7 @@ class Noise:
         errors: Mapping[Any, Sequence[float]] | None = None,
     ) -> None:
         """Take each row's values, keyed by row name. Skip values that are not positive. `pairs`: (row, baseline). `looks`:
-        Bonferroni factor for the number of tests of the table during a sweep. `errors`: relative standard errors of values."""
+        Bonferroni factor for repeated tests of the table during a sweep. `errors`: relative standard errors of values."""
         self.pairs, self.looks = tuple(pairs), looks
         self.rows = [{key: math.log(value) for key, value in row.items() if value > 0} for row in rows.values()]
         self.least = [fmean(error**2 for error in (errors or {}).get(name) or (0.0,)) for name in rows]
@@ -109,7 +109,7 @@ class Noise:
         return len(self.rows[self.index[row]])
 
     def p_value(self, row: Hashable, other: Hashable) -> float | None:
-        """Return the p-value of two rows' difference, adjusted for the number of tests in the table; None without a test."""
+        """Return the p-value of the difference between two rows, adjusted for the number of tests; None if not tested."""
         for pair in ((row, other), (other, row)):
             if pair in self._tests.against:
                 return self._tests.against[pair]
@@ -117,7 +117,7 @@ class Noise:
         return None if difference is None else min(1.0, self._tests.others * difference.p_value)
 
     def interval(self, row: Hashable, other: Hashable) -> tuple[float, float] | None:
-        """Return the confidence interval, in percent, of a row's difference from its baseline; None without a test."""
+        """Return the confidence interval, in percent, of a row's difference from its baseline; None if not tested."""
         difference = self.difference(row, other)
         if difference is None:
             return None

@@ -19,7 +19,7 @@ BATCH = "different global batch"
 """Reason why the curves of two runs cannot be compared: the number of tokens per step differs."""
 TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4}, "bf16": {LOSS: 1e-2, NORM: 5e-2}}
 """Largest relative difference at which two curves agree, for each precision. Even correct runs differ slightly, because each
-parallelism sums in a different order. Rounding to bf16 changes a number by up to 2^-8 = 3.9e-3 of its value. Norms of gradients
+layout sums in a different order. Rounding to bf16 changes a number by up to 2^-8 = 3.9e-3 of its value. Norms of gradients
 differ more than losses do. The bf16 tolerances also apply to TF32, and to an fp32 run that is compared with a bf16 run."""
 
 
@@ -33,9 +33,9 @@ class Parity:
     """Largest relative difference from the baseline at any step; None if it is infinite or was not computed. The difference is
     computed from `curve` if `kind` is `differs`, from mean losses over seeds if `kind` is `within seeds`, or else from losses."""
     curve: str = ""
-    """Title of the first curve that differs by more than TOLERANCE: loss or gradient norm; "" unless `kind` is `differs`."""
+    """Title of the first curve (loss or gradient norm) to differ by more than TOLERANCE, if `kind` is `differs`; else ""."""
     step: int | None = None
-    """First step at which `curve` differs by more than TOLERANCE; None unless `kind` is `differs`."""
+    """First step at which `curve` differs by more than TOLERANCE, if `kind` is `differs`; else None."""
     why: str = ""
     """Reason why `kind` is empty or `different data`; otherwise empty."""
 
@@ -55,8 +55,8 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
     """Compare each completed run of a row with a completed run of its baseline that has the same seed.
 
     `identical`: every loss and gradient norm is equal, bit by bit. `agrees`: every difference is within TOLERANCE.
-    `within seeds`: a difference exceeds TOLERANCE. But at every step, mean losses over all shared seeds differ by at most the
-    baseline's standard deviation over these seeds. Row and baseline must share at least REPEATS seeds.
+    `within seeds`: a difference exceeds TOLERANCE, but at every step, the mean losses over all common seeds differ by at most
+    the baseline's standard deviation over these seeds. Row and baseline must have at least REPEATS seeds in common.
     """
     mine, theirs = _by_seed(runs), _by_seed(baseline)
     seeds = [seed for seed in mine if seed in theirs]

@@ -64,7 +64,7 @@ class Run:
     task: tuple[str, ...] = ()
     """Overrides that the user typed."""
     directory: str = ""
-    """The directory as typed on the command line, if all directories are compared with the first one; otherwise empty."""
+    """The directory argument from which the run was read, if the first argument is the baseline; otherwise empty."""
 
     def record(self, kind: type[R]) -> R:
         """Return the record of class `kind`; return an empty record if the record's file is missing or damaged."""
@@ -126,7 +126,7 @@ class Run:
     def round(self) -> tuple[Path, str]:
         """The round of a sweep in which the run was executed. A run that belongs to no round has a unique value.
 
-        A round executes every combination of the sweep once. Seeds or repeats that a user typed as varying values are not rounds.
+        A round executes every combination of the sweep once. `sweep.repeat` and `sweep.seeds` add rounds; `seed=0,1` does not.
         """
         several = self.sweep.get("repeat", 1) != 1 or self.sweep.get("seeds", 1) != 1
         repeat = repeat_of(self.path.name) if several else ""
@@ -248,7 +248,7 @@ def read_run(path: Path) -> Run:
     name = CONFIG
     try:
         run = replace(run, config=load_config(path))
-        name = OVERRIDES  # required: columns are named after the options in overrides.yaml
+        name = OVERRIDES  # required, because columns are named after the options in overrides.yaml
         overrides = load_overrides(path)
     except (OSError, ValueError) as error:
         return _damaged(run, name, error)

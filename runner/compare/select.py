@@ -132,7 +132,7 @@ def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> lis
 
 
 def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[int]:
-    """Return the indices of rows, sorted by the field `by`: a figure from its best value on, other fields in ascending order.
+    """Return the indices of rows, sorted by the field `by`. Rows without a value come last.
 
     Figures start with the best value; other fields start with the smallest value. A minus before the name reverses the order.
     """
@@ -171,7 +171,7 @@ def select(
 
 
 def check_top(top: int | None) -> None:
-    """Raise ConfigError unless a value of --top is None or positive."""
+    """Raise ConfigError if the value of --top is less than 1."""
     if top is not None and top < 1:
         raise ConfigError(f"--top: expected a number of at least 1, got {top}")
 

@@ -150,7 +150,7 @@ class Composer:
             Plugins.instance().instantiate_launcher(**common).launch(jobs, initial_job_idx=0)
         else:
             sweeper = Plugins.instance().instantiate_sweeper(**common)
-            # The check would compose every combination again, and its errors would not name the combination.
+            # Hydra's check would compose every combination again, and its errors would not name the combination.
             sweeper.validate_batch_is_legal = lambda batch: None  # type: ignore[method-assign]
             sweeper.sweep(arguments=typed(config.hydra.overrides.task))
         callbacks.on_multirun_end(config=config, config_name=self.given["config_name"])

@@ -113,7 +113,7 @@ def _remarks(experiment: Experiment) -> list[str]:
 
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
-    """Raise ConfigError if forward and backward gather a unit of a recomputed block at different times. Torch 2.13 fails then."""
+    """Raise ConfigError if forward and backward gather a unit of a recomputed block at different times: torch 2.13 would fail."""
     from meshrunner.recipes.parallelism.wrap_policy import inside_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint

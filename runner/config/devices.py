@@ -143,7 +143,7 @@ def expected_devices(experiment: Experiment) -> ExpectedDevices:
 
 
 def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevices]:
-    """Build an experiment and find the devices for its prediction; raise ConfigError if it cannot run on these devices."""
+    """Build an experiment and find the devices for its prediction; raise ConfigError if they cannot run the experiment."""
     experiment = check(config)
     experiment = experiment.on(expected_device_type(experiment.hardware))
     device = expected_devices(experiment)

@@ -48,7 +48,7 @@ class Launch(Section):
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
-    """Maximum GiB of host memory a worker may allocate after the recipe starts; more ends the run as `oom`; null: no limit."""
+    """Maximum GiB of host memory a worker may allocate after the recipe starts; above it: state `oom`; null: no limit."""
     start_timeout_minutes: Minutes
     """Maximum minutes until the first step is completed, including compilation; a slower run ends as `timeout`."""
     timeout_minutes: Minutes
@@ -86,11 +86,11 @@ class Sweep(Section):
     baseline: str | None
     """Setting that makes a row a baseline, such as `parallelism=fsdp1`. A row and its baseline differ only in this setting."""
     best_by: list[str] = []
-    """Keys; a table shows the best row for each of their values."""
+    """Keys; a table shows the best row for each combination of values."""
     repeat: Annotated[int | Auto, whole("auto", at_most=1000)]
     """Number of times to run each combination with each seed; auto: 3, then more for combinations too close in speed to rank."""
     max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8
-    """Maximum of the number of runs if `repeat` is auto."""
+    """Maximum number of repeats if `repeat` is auto."""
     order: Literal["shuffled", "as_given"] = "shuffled"
     """Order of the combinations in each round; shuffled: a random order."""
     seeds: Annotated[int, whole(at_most=1000)]

@@ -1,4 +1,4 @@
-"""Find the executable runs of a sweep and the checkpoint of a run. Refuse settings that changed since they were written."""
+"""Find the executable runs of a sweep, and the checkpoint of a run. Refuse to resume if the settings have changed."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,7 +42,7 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
         try:
             if damage := find_damage(run_dir) if is_run(run_dir) else "it has no config.yaml":
                 raise ConfigError(damage)
-            if first is None or read_state(run_dir) not in RESULTS:  # few commands repeat runs that have a result
+            if first is None or read_state(run_dir) not in RESULTS:  # runs with a result are rarely repeated
                 experiment = check(read_config(run_dir))
                 first = first or experiment
             run_dirs.append(run_dir)
@@ -116,7 +116,7 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
     before, now = record.config, experiment.model_dump(mode="json")
     with suppress(ConfigError):
         before = check(before).model_dump(mode="json")  # adds defaults of keys newer than the checkpoint
-    if experiment.precision.kind == "auto":  # the node that starts the run compares the precision
+    if experiment.precision.kind == "auto":  # the node that starts the run resolves and compares it
         before["precision"] = now["precision"]
     flat = flatten(now)
     changed = [each for each in differences(before, now) if affected_by(each[0], flat) & STAY_THE_SAME]

@@ -73,7 +73,7 @@ def _wait_until_started(
     data: Data, spec: DataSpec, producer: BaseProcess, log: Path, doing: Callable[[str], object]
 ) -> None:
     while True:
-        ended = producer.exitcode is not None  # read before the check: a producer writes its last record, then ends
+        ended = producer.exitcode is not None  # read before the check, because the producer may end during the check
         checked_at = time.monotonic()
         doing(f"reading and tokenising the first sequences of the data; log: {shown(log)}")
         try:

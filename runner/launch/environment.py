@@ -31,7 +31,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
     given = dict(os.environ) | own
     defaults = compile_caches(given)
     if device_type == "cuda":
-        # If a setting is given under several names, torch may ignore the one in `own`, so remove the others.
+        # If allocator settings are given under several names, torch may ignore the name in `own`, so remove the others.
         others = {name: value for name, value in given.items() if name not in launch_env.ALLOCATOR}
         given = others | launch_env.allocator_variables(own)
         if experiment.deterministic:
@@ -80,7 +80,7 @@ def sdpa_backend(experiment: Experiment, device: str) -> str | None:
 
     if (head_dim := getattr(experiment.model, "head_dim", None)) is None:
         return None
-    torch.use_deterministic_algorithms(experiment.deterministic)  # `train` does the same, but later
+    torch.use_deterministic_algorithms(experiment.deterministic)  # `train` also sets this, but later
     dtype = experiment.precision.on(device).param_dtype
     qkv = torch.empty(1, 1, 2, head_dim, dtype=dtype, device=device, requires_grad=True)
     return torch._C._SDPBackend(torch._fused_sdp_choice(qkv, qkv, qkv, is_causal=True)).name.lower()
@@ -104,7 +104,7 @@ def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dic
 
 
 def resolved(experiment: Experiment, devices: NodeDevices) -> dict[str, Any]:
-    """Return the values that replace `auto` or null, one per configuration key. `experiment` comes from `Experiment.on`."""
+    """Return the values that replace `auto` or null, one per configuration key. `experiment`: a result of `Experiment.on`."""
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, devices.workers)
     kind = experiment.hardware.kind
     replicate, shard = degrees.without_context

@@ -31,7 +31,7 @@ def this_node(nodes: int) -> Node:
     """Return this node's rank and rendezvous in a run on `nodes` nodes, read from environment variables if `nodes` > 1."""
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
-    if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, every task is a run of its own
+    if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, each task executes its own run
         return Node(0, 1, "localhost", 0, "")
     if "SLURM_STEP_NUM_NODES" not in environment or "SLURM_NODEID" not in environment:
         only_this_node(nodes)
@@ -128,7 +128,7 @@ class Peers:
         self.publish(outcome=mine)
         if own.state == "completed":
             return own
-        # If this node's failure is collateral, wait longer: the cause may be a lost node, and missing heartbeats reveal it late.
+        # A lost node may have caused a collateral failure. Wait longer: a node counts as lost only after NODE_LOST_S seconds.
         deadline = time.monotonic() + (NODE_LOST_S + REPORT_S if own.collateral else REPORT_S)
         while len(self._outcomes()) + len(self._lost_nodes()) < len(self.others) and time.monotonic() < deadline:
             time.sleep(POLL_S)

@@ -113,7 +113,7 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel's OOM killer has killed in this cgroup or, if that is unknown, on this machine."""
+    """Return the number of processes killed by the kernel's OOM killer in this cgroup or, if unknown, on this machine."""
     for counters in (*_cgroup_files(), MACHINE):
         with suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):
@@ -122,7 +122,7 @@ def oom_kills() -> int:
 
 
 def _cgroup_files() -> Iterator[Path]:
-    """Yield the files that may count OOM kills in this cgroup and in its parents. A container may show only the root cgroup."""
+    """Yield files that may hold the number of OOM kills in this cgroup or a parent. A container may show only the root cgroup."""
     with suppress(OSError):
         for line in MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

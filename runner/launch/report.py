@@ -15,7 +15,7 @@ SHOWN = ("model", "parallelism", "precision")
 
 
 def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: bool = True) -> None:
-    """Print a run's figures to stdout if `row` is true. Unless it completed, print the reason and last log lines to stderr."""
+    """Print figures to stdout if `row` is true. If the run did not complete, print the reason and last log lines to stderr."""
     if summary is None:
         return
     environment = Environment.peek(run_dir / ENVIRONMENT)

@@ -138,7 +138,7 @@ def _init_process_group(context: WorkerContext, device: torch.device, timeout: t
 
 def join_fake_process_group(context: WorkerContext, *, pipelined: bool = False) -> None:
     """Join a process group whose other ranks do not exist. Collectives return at once, as if all ranks had this rank's data. If
-    the run is `pipelined`, stages compute with random values instead of received ones."""
+    the run is `pipelined`, stages compute with random values instead of received values."""
     import torch.distributed as dist
     from torch.futures import Future
     from torch.nn import parallel

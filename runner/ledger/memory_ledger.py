@@ -38,7 +38,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     `logits`: memory allocated by the loss function.
     `activations`: memory allocated in forward or recomputation while autograd records. In the forward of a custom autograd
     function, autograd does not record. Memory allocated there counts as `activations` if backward frees it.
-    `temporary`: the batch, intermediate results of backward and the optimizer and, in predictions, cuBLAS workspaces.
+    `temporary`: the batch, intermediate results of backward and of the optimizer, and (in predictions) cuBLAS workspaces.
 
     Memory that an operator or a collective allocates internally is not tracked. A tensor created in another thread is tracked
     from its first use in the ledger's thread. The ledger ignores the copies that gloo's reduce-scatter makes of its inputs,
@@ -47,7 +47,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     **Compiled code is not tracked**: inductor's allocations bypass dispatch modes, and dynamo does not compile while a
     dispatch mode is active.
 
-    A ledger can be used in several `with` statements. Between them, it tracks only releases. Parameters,
+    A ledger can be used in several `with` statements. Between these statements, the ledger tracks only releases. Parameters,
     gradients and optimizer state that existed before the ledger are tracked from the ledger's beginning. Any other storage that
     existed before the ledger is tracked from its first use.
     """
@@ -109,7 +109,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         known = self._by_storage.get(tensor.untyped_storage()._cdata)
         return known[0] if known is not None else None
 
-    # Subclasses override these.
+    # Subclasses override these methods.
 
     def _saves_for_backward(self) -> bool:
         """Whether a tensor that is created now counts as saved for backward."""
@@ -119,7 +119,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         """Do nothing. A subclass can override `_after_operator` to log an operator after its results are tracked."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
-        """Whether to track a storage. A storage inside a tracked storage, such as a memory pool, is not tracked again."""
+        """Whether to track a storage. A storage inside another tracked storage (a memory pool) is not tracked again."""
         return storage.device.type == "cpu" and self._pool_of(storage) is None  # DTensor propagates shapes on meta
 
     def _pool_of(self, storage: UntypedStorage) -> Allocation | None:

@@ -15,7 +15,7 @@ from meshrunner.runner.ledger.allocations import END, Phase
 
 
 class Phases:
-    """Tracker of a training run's phase. It hooks modules, autograd and optimizers, so that models need no changes.
+    """Tracker of a training run's phase. It registers hooks on modules, autograd and optimizers, so that models need no changes.
 
     The model may be wrapped, for example by DDP. If the whole network is compiled, blocks and the loss have no phases of their
     own, because the compiler would trace the hooks.
@@ -31,14 +31,14 @@ class Phases:
         """Callback that receives a block's output when the block's forward ends, but not in recomputation."""
         self.network_found: Callable[[Network], None] = lambda network: None
         """Callback that receives the network when its first forward begins."""
-        # The compiler would trace the hooks of a compiled module, although they run outside the compiled code.
+        # Otherwise, the compiler would trace a compiled module's hooks, although the hooks run outside the compiled code.
         self._hook: Callable[[Any], Any] = torch.compiler.disable if compiles else lambda hook: hook
 
     @property
     def now(self) -> Phase:
         if self._part in ("backward", END) and not _in_backward():
             self._part, self._block = "update", None
-        elif self._part == "update" and _in_backward():  # a pipeline schedule computes gradients of weights later
+        elif self._part == "update" and _in_backward():  # a pipeline schedule may compute weight gradients later
             self._part = "backward"
         return Phase(self.step, self._part, self._block)
 
@@ -120,7 +120,7 @@ class Phases:
                     self.block_ended(output)
                 self._enter("forward")
 
-        # Prepended, so that these hooks enclose the hooks of sharding.
+        # Prepend these hooks, so that they run before the hooks of sharding.
         self._hooks.enter_context(module.register_forward_pre_hook(self._hook(before), prepend=True))
         self._hooks.enter_context(module.register_forward_hook(self._hook(after), prepend=True))
 

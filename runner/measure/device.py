@@ -107,7 +107,7 @@ def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
     """Return the peak FLOP/s (None if unknown), and entries of summary.json with the name and peak of the device.
-    All CPU ranks must take part; only rank 0 gets the peak."""
+    On CPUs, all ranks must call this function, but only rank 0 gets the peak."""
     rate = experiment.precision.compute
     if device.type == "cuda":
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":

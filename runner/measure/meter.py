@@ -138,7 +138,7 @@ class RunMeter:
             if everyone is not None and self.context.records:
                 self._add_to_summary(self.profiler.summary(everyone))
         if last and self.context.records:
-            # More facts are known by now about data that is read during training.
+            # Some facts about data that is read during training are known only at the end.
             self._add_to_summary({"data": self.describe_data()})
             if self.rows.beyond_peak:
                 self._add_to_summary({"peak_remark": peak_remark(self.rows.device_type, self.peak_rate, self.context)})
@@ -283,7 +283,7 @@ def compile_facts() -> dict[str, Any]:
         "compile/graphs": counters["stats"]["unique_graphs"],
         "compile/graph_breaks": dict(counters["graph_break"]),
         "compile/recompiles": recompile_reasons(),
-        # Inductor's forward and backward graphs. A compile time means little without the state of the cache.
+        # Compile times depend on whether Inductor's cache contained the forward and backward graphs.
         "compile/cache_hits": counters["inductor"]["fxgraph_cache_hit"],
         "compile/cache_misses": counters["inductor"]["fxgraph_cache_miss"],
     }

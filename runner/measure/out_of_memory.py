@@ -17,7 +17,7 @@ ON_DEVICE = re.compile(
     r"(CUDA|HIP|XPU) out of memory"  # torch's allocator
     r"|(CUDA|HIP)( driver| runtime)? error: out of memory"  # torch calls that bypass the allocator
     r"|(CUDA|HIP) failure:? (2 )?'out of memory'|Failed to (CUDA|HIP) calloc"  # NCCL, RCCL
-    r"|[A-Z]_ALLOC(ATION)?_FAILED"  # CUBLAS_STATUS_ALLOC_FAILED, and such errors of cuDNN, cuSOLVER, hipBLAS
+    r"|[A-Z]_ALLOC(ATION)?_FAILED"  # CUBLAS_STATUS_ALLOC_FAILED, and similar errors of cuDNN, cuSOLVER, hipBLAS
     r"|Triton Error \[\w+\]: out of memory",
     re.IGNORECASE,
 )
@@ -72,7 +72,7 @@ def _amount(message: str) -> str:
 
 def _part(chain: list[BaseException]) -> str:
     """Return the work during which memory ran out, such as `forward of layers.1` or `backward`, or "" if unknown."""
-    from torch import nn  # not at the top, because the launcher also imports this module
+    from torch import nn  # not at the top, because the launcher imports this module without torch
 
     frames = [frame for error in chain for frame, _ in walk_tb(error.__traceback__)]
     functions = [frame.f_code.co_name for frame in frames]

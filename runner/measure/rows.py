@@ -52,7 +52,7 @@ class Rows:
     tokens: int
     """Number of tokens trained on up to the last row, including the tokens of earlier attempts."""
     beyond_peak: bool = False
-    """Whether the FLOP/s of a step exceeded `peak`, for example because `peak` was measured on a busy CPU. Its MFU is unknown."""
+    """Whether a step exceeded `peak`, for example because `peak` was measured on a busy CPU. MFU is unknown in such a step."""
 
     def of(
         self, steps: list[Step], norms: list[float], ranks: Tensor, *, window: float, times: list[float]

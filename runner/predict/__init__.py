@@ -4,7 +4,7 @@ First, the package `trace` runs two optimizer steps of the recipe on the meta de
 package `record` logs every allocation, operator, collective and wait. The package `meta` replaces compiled code and the parts of
 torch that need a device. If the blocks of a model are alike, `trace` may run two models with fewer blocks instead of the full
 model. Next, `replay` sends the trace's allocations to a model of the CUDA caching allocator (`allocator`), and the trace's
-operators and collectives to a clock (`timing`) that knows the device's rates. Finally, `predict` judges whether the memory peak
+operators and collectives to a clock (`timing`) that uses the device's rates. Finally, `predict` judges whether the memory peak
 fits the device, and returns a `Forecast`: the verdict, predicted memory and speed, and remarks on settings that are not modelled.
 
 `predict_config` predicts one configuration. `largest_that_fits` searches for the largest value of a configuration key with which

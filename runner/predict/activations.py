@@ -49,7 +49,7 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
         if option.recomputes(block)
     }
 
-    # Blocks keep the same activations without a pipeline.
+    # Trace without a pipeline, which does not change the activations that a block keeps.
     layout, ranks = experiment.parallelism, experiment.launch.nodes * device.workers
     setting = {"parallelism": layout.model_copy(update={"pipeline": 1}), "global_batch": None}
 
@@ -102,7 +102,7 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
 
 
 def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[Allocation]]]:
-    """Return two lists per block: allocations in the last step's first forward, and allocations still held before backward."""
+    """Return two lists per block: allocations in the last step's first forward, and those still held when backward begins."""
     last, ledger = trace.last_step, trace.ledger
     in_backward = (each.allocated_at for each in ledger.allocations if each.phase[:2] == (last, "backward"))
     backward = next(in_backward, ledger.now)

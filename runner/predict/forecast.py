@@ -98,7 +98,7 @@ class Forecast:
     wps_on: tuple[float, ...] = ()
     """Tokens per second per device, for each device in the argument `variants` of `predict`."""
     rank: int = 0
-    """Rank whose memory is predicted: with a pipeline, a rank with most memory."""
+    """Rank whose memory is predicted: 0 or, with a pipeline, the emulated rank or the rank that needs most memory."""
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object with the same keys for every run. Unknown values are null."""

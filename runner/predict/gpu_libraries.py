@@ -27,10 +27,10 @@ def gpu_libraries(experiment: Experiment, hardware: GPU | CPU | None) -> GPULibr
         return GPULibraries()
     variables = (VARIABLES if experiment.deterministic else {}) | dict(os.environ) | experiment.launch.env
     # These are the rules of `check_prefer_cudnn_attention` and `check_cudnn_deterministic` in torch's sdp_utils.cpp. If this
-    # torch has no cuDNN, take the oldest version in the default CUDA wheels of torch 2.11 and later, 9.19.
+    # torch has no cuDNN, assume 9.19, the oldest version in the default CUDA wheels of torch 2.11 and later.
     cudnn = 9 <= capability < 11 and (torch.backends.cudnn.version() or 91900) > 91500  # type: ignore[no-untyped-call]
     cudnn = cudnn and not experiment.deterministic and variables.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
-    # Same rules as `parseChosenWorkspaceSize` in torch's CublasHandlePool.cpp: sizes in KiB, and how many of each
+    # These are the rules of `parseChosenWorkspaceSize` in torch's CublasHandlePool.cpp: pairs of a size in KiB and a count.
     default = ":4096:8" if capability >= 9 else ":4096:2:16:8"
     pools = re.findall(r":(\d+):(\d+)", variables.get("CUBLAS_WORKSPACE_CONFIG", default))
     return GPULibraries(cudnn, 1024 * sum(int(size) * int(count) for size, count in pools))

@@ -18,7 +18,7 @@ from meshrunner.runner.predict.forecast import Forecast, not_planned, why
 from meshrunner.runner.process import forkserver
 
 MOST = 8
-"""Maximum number of processes at a time. Each process takes a few hundred MiB."""
+"""Maximum number of prediction processes at a time. Each process takes a few hundred MiB of host memory."""
 NOT_IN_TIME = not_planned("the time limit for predictions was reached")
 
 
@@ -31,7 +31,7 @@ def predict_all(
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Forecast]:
     """Return a forecast for each run. All runs must have passed `consistency.fit`. After `within_s` seconds in total, return
-    NOT_IN_TIME for unpredicted runs. After each prediction, call `progress` with the numbers of predicted runs and of all runs.
+    NOT_IN_TIME for unpredicted runs. After each prediction, call `progress` with two numbers: predicted runs, all runs.
     `active_only`, `variants`: see `predict`."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s

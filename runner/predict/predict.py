@@ -107,7 +107,7 @@ def predict(
 
 
 class _Judged(NamedTuple):
-    """Memory of a rank."""
+    """Verdict and predicted memory of a rank."""
 
     rank: int
     verdict: Verdict

@@ -37,8 +37,8 @@ class Regime(NamedTuple):
 def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> tuple[float, str]:
     """Return the error of a predicted speed in percent, and a sentence that names the measured runs with this error.
 
-    A calibrated device's error is that of its calibration. An uncalibrated device's error is `speed_pct` of the matching `Regime`
-    or, if none matches, the largest of all regimes. `devices`: number of devices of the predicted run.
+    For a calibrated device, the error comes from the calibration. Otherwise, the error is `speed_pct` of the matching `Regime`
+    or, if no regime matches, the largest `speed_pct`. `devices`: number of devices of the predicted run.
     """
     if hardware.calibrated is not None:
         pct = hardware.calibrated.error_pct

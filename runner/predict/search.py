@@ -15,7 +15,7 @@ from meshrunner.runner.predict.pool import predict_all
 MOST = 2**16
 """Largest value that the search tries."""
 SCANNED = 2**12
-"""Maximum number of consecutive values that are checked in order to find an allowed one."""
+"""Maximum number of consecutive values to check in order to find an allowed value."""
 
 
 @dataclass(frozen=True)
@@ -154,5 +154,5 @@ def _first(values: range, allowed: Callable[[int], bool]) -> int | None:
 
 def _composed(overrides: Sequence[str]) -> dict[str, Any]:
     run = Composer("plan", list(overrides)).single_run()
-    assert run is not None, "a grid has no --max"
+    assert run is not None, "the overrides must describe a single run"
     return run.config

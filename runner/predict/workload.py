@@ -107,8 +107,8 @@ def trace_run(
 ) -> tuple[Workload, dict[int, tuple[Trace, ...]]]:
     """Trace the model, or two copies with fewer blocks if `shallow` is true and `shallow_depths` returns depths for the model.
 
-    Also return the traces of the ranks whose memory is predicted, keyed by rank: rank 0, or with a pipeline the emulated rank or
-    one rank of each kind.
+    Also return the traces of the ranks whose memory is predicted, keyed by rank: without a pipeline, rank 0; with a pipeline,
+    the emulated rank or, if no rank is emulated, all ranks in `TracedRanks.traced`.
     """
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None
@@ -128,7 +128,7 @@ def trace_run(
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """Trace a run to predict its measured step time. Drop memory events, for speed. An emulated rank waits for no other rank."""
+    """Trace a run whose step time was measured. Drop memory events, for speed. An emulated rank waits for no other rank."""
     workload, traces = trace_run(experiment.on(device.type), device, shallow=True)
     if experiment.launch.emulate is None:
         return workload.without(MemoryEvent)

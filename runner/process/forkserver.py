@@ -37,7 +37,7 @@ PRELOAD = [
     "meshrunner.runner.launch.worker",
     "meshrunner.runner.config.experiment",
 ]
-"""Modules that the forkserver imports before it forks. User modules are left out: an error in one would end the forkserver."""
+"""Modules that the forkserver imports before it forks. User modules are left out: their errors would end the forkserver."""
 
 context = multiprocessing.get_context("forkserver")
 _variables: Mapping[str, str] | None = None
@@ -60,7 +60,7 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
         return
     variables = variables or {}
     if _variables is not None and (pid := _kill()):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing reaps it and starts another forkserver
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing reaps the process and starts a new one
     _variables = variables
     multiprocessing.set_forkserver_preload(PRELOAD)
     temporary, before = temporary_folder(), dict(os.environ)
@@ -79,7 +79,7 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
             stack.callback(os.environ.pop, name_of_variable)
         os.environ.update(variables)
         os.environ.update(own)
-        resource_tracker.ensure_running()  # otherwise the forkserver starts the tracker, and that unblocks SIGINT
+        resource_tracker.ensure_running()  # otherwise the forkserver starts the tracker, which unblocks SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forkserver.ensure_running()
 
@@ -168,7 +168,7 @@ def _run(
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a regular exit may hang: threads of libraries, or DDP without its process group
+    os._exit(code)  # a regular exit may hang in a library's thread, or in DDP without its process group
 
 
 def _die_with_launcher() -> None:

@@ -18,8 +18,8 @@ class _Sent(NamedTuple):
 def replace_neighbours(replace: Callable[[Any, str, Any], Any], *, on_host: bool) -> None:
     """Replace transfers between pipeline stages: nothing is sent, and each receive buffer is filled with random values once.
 
-    replace: called with the arguments of `setattr`, for parts of torch.
-    on_host: whether ranks communicate by gloo, which holds a sent tensor until the schedule drops the work of sending.
+    replace: a function like `setattr`, called for each attribute of torch to replace.
+    on_host: whether ranks communicate by gloo, which keeps a sent tensor until the schedule drops the send's `Work` object.
     """
     import torch
     import torch.distributed as dist

@@ -27,7 +27,7 @@ def run_command(flag: str, overrides: Sequence[str]) -> Path:
             env=os.environ | {VARIABLE: str(receipt.fileno())},
             pass_fds=[receipt.fileno()],
             stdin=subprocess.DEVNULL,
-            process_group=0,  # only this process passes Ctrl-C on
+            process_group=0,  # Ctrl-C in the terminal reaches only this process, which passes it on
         )
         while process.poll() is None:
             try:

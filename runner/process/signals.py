@@ -36,7 +36,7 @@ INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.
 IGNORE_S = 15.0
 """Seconds after an interrupt during which further interrupts are ignored, so that the workers have time to end."""
 REPEAT_S = 0.01
-"""Seconds until an interrupt is sent again if its exception was raised in a finalizer (`__del__`), where Python drops it."""
+"""Seconds until an interrupt is sent again if Python dropped its exception, which was raised in a finalizer (`__del__`)."""
 
 
 def hold_stop_requests() -> None:
@@ -47,7 +47,7 @@ def hold_stop_requests() -> None:
 
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
-    """Raise Interrupted (text: "by SIGINT" + `consequence`) on a signal in INTERRUPTS, then ignore these for IGNORE_S seconds."""
+    """Raise Interrupted ("by SIGINT" + `consequence`) on a signal in INTERRUPTS. Ignore further signals for IGNORE_S seconds."""
     last, received = float("-inf"), 0
 
     def interrupt(number: int, _: object) -> None:

@@ -27,7 +27,7 @@ class ProfiledRun(NamedTuple):
     compiles: bool
     """Whether any part of the model is compiled."""
     transfers: bool
-    """Whether pipeline stages send and receive, and nothing else does."""
+    """Whether pipeline stages send and receive, and no all-to-all could be mistaken for these transfers in a trace."""
 
 
 class Profiler(Option):

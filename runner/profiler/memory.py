@@ -105,7 +105,7 @@ class LiveSession(MemorySession):
             self.ledger = MemoryLedger()
 
     def turns_after(self, step: int) -> bool:
-        return self.first - 1 <= step <= self.last  # each time, the meter reads the metrics, which frees them
+        return self.first - 1 <= step <= self.last  # the meter then reads the metrics, which frees their tensors
 
     def step_begins(self) -> None:
         if self.ledger is not None:

@@ -25,7 +25,7 @@ STEP = "meshrunner step "
 COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
 TRANSFER = re.compile(r"gloo:(send|recv)|c10d::(send|recv_)$|ncclDevKernel_SendRecv")
-"""Pattern of sends and receives. On GPUs, an all-to-all has the same name."""
+"""Pattern of sends and receives. On GPUs, the kernel of an all-to-all has the same name."""
 OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH = ("cuda_runtime", "cuda_driver")
@@ -68,7 +68,7 @@ def shares(events: list[Event]) -> Shares | None:
 
 def pipeline_idle_pct(events: list[Event]) -> float:
     """Return the share of time in which a pipeline rank neither computes nor runs a collective, in percent; NaN without steps.
-    A rank that sends or receives waits for another rank."""
+    Sends and receives count as idle, because the rank waits for another rank."""
     found = shares([event for event in events if not TRANSFER.match(event.get("name", ""))])
     return math.nan if found is None else found.idle_pct
 

@@ -17,7 +17,7 @@ FATAL = "Fatal Python error"
 TERMINATED = re.compile(r"\s*what\(\):\s+(?:\[PG [^\]]*\] )?(.*)")
 """Pattern for the line in which C++ reports an uncaught exception. Group 1 is the message without torch's `[PG ...]` prefix."""
 STACK_LINES = 200
-"""Maximum number of lines of a stack. If more lines follow the start of a stack, the process continued after the stack."""
+"""Maximum number of lines of a stack. If more lines follow the start of a stack, the process has continued to run."""
 
 
 def _tail(log: Path) -> list[str]:
@@ -40,7 +40,7 @@ def last_exception(log: Path) -> str:
     """Return the message of the C++ exception that aborted the process, or "" if no C++ exception aborted it."""
     lines = _tail(log)
     found = [i for i, line in enumerate(lines) if TERMINATED.match(line)]
-    # Attempts append to one log. If two crashes follow the message, an earlier attempt wrote it.
+    # All attempts append to the same log. If two crashes follow the message, an earlier attempt wrote the message.
     if not found or sum(line.startswith(FATAL) for line in lines[found[-1] :]) > 1:
         return ""
     ends = ("Exception raised from ", "frame #", FATAL)

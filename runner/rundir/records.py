@@ -38,7 +38,7 @@ def unreadable(name: str | Path, error: Exception) -> str:
 
 
 class JsonFile(BaseModel):
-    """Base class of the records. Rewriting a file keeps the keys that this version of meshrunner does not know."""
+    """Base class of the records. Rewriting a file keeps keys that this version of meshrunner does not define."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 

@@ -76,7 +76,7 @@ def read_state(run_dir: Path) -> str:
 
 def update_status(run_dir: Path, **changes: Any) -> Status:
     """Change some keys of `status.json` and return the new status."""
-    # If a generator held the lock, Ctrl-C between two of its lines would leave the lock held, because the exception refers to it.
+    # Do not lock in a generator: on Ctrl-C, the exception's traceback would keep the generator alive and the lock held.
     with (run_dir / STATUS_LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         status = read_status(run_dir) | changes
@@ -119,7 +119,7 @@ def condition(status: Status) -> str:
 
 def claim(run_dir: Path) -> Status:
     """Make this process the owner of a run, and begin a new attempt. Raise AlreadyRunning if another owner is alive."""
-    (run_dir / LOGS).mkdir(exist_ok=True)  # a directory made by hand may contain config.yaml alone
+    (run_dir / LOGS).mkdir(exist_ok=True)  # a directory made by hand may contain only config.yaml
     with (run_dir / STATUS_LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         status = read_status(run_dir)

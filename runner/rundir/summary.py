@@ -28,7 +28,7 @@ UPPER_QUARTILE = 0.6745
 VERDICT = "plan/verdict"
 """Key in summary.json for the predicted verdict: whether the run fits in memory."""
 FITTING = ("fits", "borderline")
-"""Predicted verdicts that allow a run to be executed, the better one first. The verdict is also the state of a planned run."""
+"""Predicted verdicts that allow a run to be executed, best first. The verdict is also the state of a planned run."""
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "median": median,
     "p10": lambda values: _deciles(values)[0],

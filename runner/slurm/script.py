@@ -78,7 +78,7 @@ def _names(options: list[str]) -> set[str]:
 
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
-    """Return the lines of slurm/run.sbatch. Replace its #SBATCH lines for `options` and `extra`, or add lines if it has none.
+    """Return the lines of slurm/run.sbatch, with #SBATCH lines for `options` and `extra` added or replaced.
 
     Quote an element of `options` if it contains a space. Never quote elements of `extra`: `--mail-type END` must stay two words.
     """

@@ -12,7 +12,7 @@ from meshrunner.runner.slurm.settings import Slurm
 
 
 def allocated_nodes() -> int:
-    """Return the number of nodes on which this process can start job steps: 1 outside an allocation or inside a job step."""
+    """Return the number of nodes on which this process can start job steps: 1 outside allocations and in multi-node steps."""
     in_step = int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) > 1
     return 1 if in_step else int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
 

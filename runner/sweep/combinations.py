@@ -1,6 +1,6 @@
 """Turns the jobs of a Hydra sweeper into run directories. All jobs of a batch are checked before any directory is written.
 
-A job is a combination of the overrides that a sweep varies. A combination has a run for each repeat and seed. A batch is the
+A job is a combination of the overrides that a sweep varies. A combination has a run for each repeat and seed. A batch is all
 jobs that the sweeper passes to a launcher at once. By default, a grid forms one batch. Adaptive sweepers pass several batches.
 """
 
@@ -134,7 +134,7 @@ def check_batch(loader: Any, config: DictConfig, job_overrides: Jobs, first: int
         raise ConfigError("\n".join(listed + more))
     sweeper = config.hydra.sweeper
     if sweeper._target_ in GRID_SWEEPERS and sweeper.get("max_batch_size") is None:  # no other batch follows
-        given = typed(config.hydra.overrides.hydra)  # may add config directories
+        given = typed(config.hydra.overrides.hydra)  # the overrides may add config directories
         options = partial(loader.get_group_options, config_name=config.hydra.job.config_name, overrides=given)
         rules = dict.fromkeys(rule for job in jobs for rule in job.experiment.sweep.exclude)
         check_rules(rules, [job.runs[0] for job in jobs], options)
@@ -193,7 +193,7 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Jobs) -> set[str]:
-    """Return the overrides that only some jobs have. If there is one job, return all: some sweepers pass jobs one by one."""
+    """Return the overrides that only some jobs have. Return all overrides of a single job: some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared

@@ -46,7 +46,7 @@ def check_rules(rules: Iterable[str], combinations: Sequence[Composed], options:
         for key, values in conditions(rule):
             if any(key in each.overrides["choices"] for each in combinations):
                 known = options(key)
-                # The names do not include options in subdirectories.
+                # `known` does not include options in subdirectories.
                 for option in (value if isinstance(value, str) else text for text, value in values.items()):
                     if option not in [*known, "null"] and "/" not in option:
                         raise ConfigError(

@@ -63,7 +63,7 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
             else:
                 _sequential(todo, settings, display, page, preemption)
     except Interrupted as error:
-        cause = str(error).partition(";")[0]  # the rest names the run to resume
+        cause = str(error).partition(";")[0]  # the rest of the message names the run to resume
         raise Interrupted(f"{cause}; `meshrunner resume {sweep_dir}` continues the sweep") from None
     if not sweep_dir.is_dir():
         raise Moved(
@@ -80,7 +80,7 @@ def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[
     """Return the names of the devices that parallel runs share, and the number and type of devices that each run needs.
 
     The name of a GPU is its entry in CUDA_VISIBLE_DEVICES. On CPUs, a device is an equal share of the cores, and its name is a
-    number. Multi-node runs share one device, all nodes of the SLURM job. Return ([], {}) if runs must be executed one by one.
+    number. Multi-node runs have one device: all nodes of the SLURM job. Return ([], {}) if runs must be executed one by one.
     """
     if allocated_nodes() > 1 and any(check(read_config(run_dir)).launch.nodes_used > 1 for run_dir in run_dirs):
         return ["all nodes of the job"], dict.fromkeys(run_dirs, NodeDevices(NODES, 1, 1))
@@ -130,12 +130,12 @@ def _sequential(
             try:
                 outcome, summary = execute(run_dir, display=None if display.steps else display)
                 report(run_dir, outcome, summary, row=False)
-                if outcome.interrupted:  # the run ended before it could stop
+                if outcome.interrupted:  # the run ended before the interrupt could stop it
                     raise Interrupted("by SIGINT")
             except AlreadyRunning as error:
                 say(error)
                 break
-            except ConfigError as error:  # an error since the sweep was checked, such as removed data
+            except ConfigError as error:  # an error after the sweep was checked, such as removed data
                 update_status(run_dir, state="failed", reason=str(error).splitlines()[0], ended=time.time())
                 say(error, to_stderr=True)
             finally:
@@ -209,7 +209,7 @@ class _Parallel:
         self.display.run_started(run_dir)
         if read_state(run_dir) in FINAL:  # a state from an earlier execution
             update_status(run_dir, state="pending", reason="")
-        # -P: modules in the current directory must not shadow installed ones
+        # -P: modules in the current directory must not shadow installed modules
         command = [sys.executable, "-P", "-m", "meshrunner", "resume", str(run_dir)]
         if need.type == NODES:
             command, variables = step(run_dir, check(read_config(run_dir)).launch.nodes_used)
@@ -224,7 +224,7 @@ class _Parallel:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                process_group=0,  # only this process passes Ctrl-C on
+                process_group=0,  # Ctrl-C reaches a run only through this process
                 preexec_fn=partial(die_with_parent, signal.SIGTERM),  # the child records the interrupt and exits
             )
         self.running[run_dir] = process, own

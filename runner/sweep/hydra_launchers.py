@@ -86,7 +86,7 @@ def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Jobs |
         raise  # MissingConfigException is an OSError, but not a write error
     except OSError as error:
         raise ConfigError(f"hydra.sweep.dir: the sweep directory cannot be written: {error}") from None
-    except Exception:  # an adaptive sweeper may launch a wrong job after hours
+    except Exception:  # an adaptive sweeper may launch an invalid job after hours
         if statuses:
             finish_sweep(sweep_dir)
         raise
@@ -171,8 +171,8 @@ def launch_slurm(loader: Any, config: DictConfig, job_overrides: Jobs, first: in
     target = Target(settings.workers, settings.apply_to, here=False)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     if any(job.experiment.sweep.repeat == "auto" for job in batch.combinations):
-        raise ConfigError("sweep.repeat=auto decides after each round what to repeat; with SLURM, set a number")
-    # The order of runs.txt, which a dry run does not write.
+        raise ConfigError("sweep.repeat=auto needs the results of each round; with SLURM, set a number")
+    # Use the order of runs.txt, which a dry run does not write.
     names = list(dict.fromkeys([*run_names(batch.sweep_dir), *(run.run_dir.name for _, run in batch.ordered)]))
     earlier = _earlier_runs(batch) if first == 0 else []
     if not settings.dry_run:

@@ -34,14 +34,14 @@ class _Running:
 
     def cells(self) -> list[str]:
         self.rows = [*self.rows, *self.tail.read()][-RECENT:]
-        state = "running" if read_state(self.run_dir) == "running" else "starting"  # no process has claimed the run
+        state = "running" if read_state(self.run_dir) == "running" else "starting"  # no process has claimed the run yet
         return [state, *progress_cells(state, self.steps, self.rows)]
 
 
 class LiveTable(Tally):
     """Context manager that shows the live table. A redraw reads only executing runs, because a sweep may have many other runs."""
 
-    # The thread that draws the table also forks and handles signals.
+    # A single thread draws the table, forks processes and handles signals.
 
     steps = False
     """Whether each run prints its steps."""

@@ -25,7 +25,7 @@ MAX_LISTED = 10
 
 def wanted(experiment: Experiment, *, here: bool) -> bool:
     """Return whether to predict a run. If `hardware` is not a GPU, predict only runs on this machine (`here`). On CPUs, predict
-    only if a rank is emulated or sweep.preflight=skip."""
+    only if a rank is emulated or sweep.preflight is skip."""
     if experiment.sweep.preflight == "off":
         return False
     if isinstance(experiment.hardware, GPU):
@@ -47,7 +47,7 @@ def predict_single_run(config: dict[str, Any], experiment: Experiment, workers: 
 def save_prediction(run_dir: Path, config: dict[str, Any], experiment: Experiment, workers: int) -> None:
     """Predict a run that starts on this machine, and write plan.json to its directory. Safe to call from any thread."""
     if plan := predict_single_run(config, experiment, workers, here=True):
-        with suppress(OSError):  # a full disk does not stop the run
+        with suppress(OSError):  # a full disk must not stop the run
             PlanRecord.model_validate(plan).write(run_dir / PLAN)
 
 
@@ -105,4 +105,4 @@ def _warn(jobs: list[Combination]) -> None:
         warn(f"{len(jobs) - MAX_LISTED:,} more combinations are predicted not to fit")
     if jobs:
         skipped = "these combinations are left out (sweep.preflight=skip)"
-        warn(skipped if jobs[0].reason else "starting these combinations; sweep.preflight=skip leaves them out")
+        warn(skipped if jobs[0].reason else "starting these combinations; sweep.preflight=skip would skip them")

@@ -34,7 +34,7 @@ from meshrunner.runner.rundir import Environment, PlanRecord, key_of, short_over
 from meshrunner.runner.sweep.combinations import Combination, Target, check_batch, pending, varying
 
 SKIPPED = "skipped"
-"""Verdict on a combination that the sweep would skip, for example because of `sweep.exclude`."""
+"""Verdict for a combination that the sweep would skip, for example because of `sweep.exclude`."""
 ORDER = (FITS, BORDERLINE, NOT_PLANNED, DOES_NOT_FIT, SKIPPED)
 WITHIN_ERROR = "within error"
 """Mark of a speed that differs from the speed of the first row by less than the error of predictions."""
@@ -123,7 +123,7 @@ def _with_largest(
 
 def _run(job: Combination, forecast: Forecast) -> Run:
     run, experiment = pending(job.runs[0]), job.experiment
-    if job.reason:  # its degrees may be impossible
+    if job.reason:  # the degrees of parallelism may be impossible
         return replace(run, state=SKIPPED, reason=job.reason)
     workers = expected_devices(experiment).workers
     batch = experiment.sequences_per_step(workers)

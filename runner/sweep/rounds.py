@@ -1,4 +1,4 @@
-"""`sweep.repeat=auto`: after the first rounds, repeat only the combinations whose order is not decided."""
+"""`sweep.repeat=auto`: after the first rounds, repeat only the combinations whose order by speed is undecided."""
 
 import random
 from pathlib import Path
@@ -18,7 +18,7 @@ UNFINISHED = ("pending", "stale", "interrupted", "preempted")
 
 
 def execute_further_rounds(sweep_dir: Path) -> int:
-    """Execute rounds until all verdicts are decided or `sweep.max_repeat` is reached. Return the highest exit status."""
+    """Execute rounds until the order by speed is decided or `sweep.max_repeat` is reached. Return the highest exit status."""
     first, status = first_experiment(sweep_dir), 0
     before: list[Path] = []
     while first.sweep.repeat == "auto" and (run_dirs := _place_round(sweep_dir, first)) not in ([], before):
@@ -30,13 +30,13 @@ def execute_further_rounds(sweep_dir: Path) -> int:
 
 
 def _place_round(sweep_dir: Path, first: Experiment) -> list[Path]:
-    """Write the runs of the next round, in shuffled order, and return them. Return [] if no further round is needed."""
+    """Return the last round's unfinished runs. If all are finished, write and return the next round, or [] if none is needed."""
     if sweep_damage(sweep_dir):
         return []
     comparison, _ = compare_sweep(sweep_dir)
     rounds = {run.path: repeat_number(run.path.name) for run in comparison.runs}
     last = max(rounds.values())
-    # A killed command leaves a round that is written or executed only in part.
+    # If an earlier command was killed, its last round may be only partly written or executed.
     left = [run.path for run in comparison.runs if rounds[run.path] == last > REPEATS and run.state in UNFINISHED]
     if left:
         _list(sweep_dir, left)

@@ -50,7 +50,7 @@ class Tracker(Option):
         return True
 
     def remarks(self) -> list[str]:
-        """Return warnings about reasons why tracking will fail, to be printed before the run starts."""
+        """Return warnings to print before the run starts, if tracking will fail."""
         return []
 
     @abstractmethod

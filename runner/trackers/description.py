@@ -96,7 +96,7 @@ class SweepRecord:
         if not readable:
             raise ConfigError(f"{sweep_dir} contains no readable run")
         first = min(readable, key=lambda run: run.path)
-        started = [run for run in readable if run.environment] or readable  # skipped runs resolve no `auto`
+        started = [run for run in readable if run.environment] or readable  # skipped runs have no values for `auto`
         shared = reduce(in_common, [described(run.config, run.choices, run.path) for run in started])
         shared |= {"varies": comparison.keys, "runs": sum(len(row.runs) for row in comparison.rows)}
         shared |= {"baseline": "=".join(comparison.baseline)} if comparison.baseline else {}
@@ -145,7 +145,7 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
         "versions": {package: version for package, version in versions.items() if version} or None,
         "directory": str(run_dir),
     }
-    if summary.world_size is None and environment.workers is not None:  # the run ended too early to record it
+    if summary.world_size is None and environment.workers is not None:  # the run ended before the workers recorded it
         facts["world_size"] = config["launch"]["nodes"] * environment.workers
     resolved = environment.resolved | {"data.vocab_size": (summary.data or {}).get("tokenizer_vocab")}
     for key, value in resolved.items():

@@ -74,7 +74,7 @@ def upload(runs: Sequence[OfflineRun], done: Callable[[OfflineRun], None]) -> st
         try:
             running = True
             while running:
-                running = process.poll() is None  # checked before the marks are read, so that no mark is missed
+                running = process.poll() is None  # checked before `uploaded`, so that no upload is missed
                 for run in [run for run in left if run.uploaded]:
                     left.remove(run)
                     done(run)

@@ -92,7 +92,7 @@ class EventFile:
         plain = {
             key: value if isinstance(value, str | int | float) else json.dumps(value) for key, value in settings.items()
         }
-        self._write(hparams_pb(plain, trial_id=""), 0)  # without an id, the tab would merge runs with equal settings
+        self._write(hparams_pb(plain, trial_id=""), 0)  # the default id would merge runs with equal settings
 
     def session_end(self, *, completed: bool) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -111,7 +111,7 @@ class Wandb(Tracker):
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
             ),
         )
-        # Each attempt records all rows in a segment, and a sync lets segments with the same id overwrite each other.
+        # Each attempt records all rows in its own segment. During a sync, segments with the same id overwrite each other.
         for segment in (folder / WANDB).glob(f"offline-run-*-{run_id}"):
             if segment.resolve() != Path(started.dir).parent.resolve():
                 shutil.rmtree(segment)

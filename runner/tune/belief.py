@@ -1,15 +1,15 @@
-"""Combines predictions and runs into a belief about the speed of every combination of settings.
+"""Combines predictions and measured runs into a probability distribution (`Belief`) of the speeds of all combinations.
 
 The logarithm of a combination's speed is the sum of three parts:
 
 - the predicted speed, which depends on constants of the device that are known only roughly (see `Response`);
-- an error for each option, such as compile=per_block, which all combinations with this option share;
+- an error for each option, such as compile=per_block, which is equal for all combinations with this option;
 - an error of the individual combination.
 
-A measured speed also contains noise, and a drift that all runs of a wave share. Errors are normally distributed around zero, and
-constants around their values before the first run. If the prediction is linear in the logarithms of the constants, the belief in
-the speeds is also normally distributed (Rasmussen and Williams 2006, section 2.7). The prediction is therefore linearised at the
-most probable constants.
+A measured speed also contains noise, and a drift that is equal for all runs of a wave (a batch of consecutive runs). The prior of
+each error is normal around zero. The prior of each constant is log-normal around its value before the first run. If predictions
+are linear in the logarithms of the constants, the posterior of the log speeds is also normal (Rasmussen and Williams 2006,
+section 2.7). Predictions are therefore linearised at the most probable constants.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,10 +91,10 @@ class Belief(NamedTuple):
 
 
 class Prior:
-    """The belief before the first run."""
+    """Prior distribution of the speeds, before the first run."""
 
     def __init__(self, response: Response, constants: Array, combinations: Sequence[Mapping[str, str]]) -> None:
-        """Set up. `constants`: standard deviations of log constants. `combinations`: each combination's option per config key."""
+        """Compute the error covariance. `constants`: standard deviations of log constants. `combinations`: options by key."""
         self._response, self._constants = response, constants
         errors = np.full((len(combinations), len(combinations)), COMMON**2)
         for key in sorted(set().union(*combinations)):
@@ -103,7 +103,7 @@ class Prior:
         self._errors = errors + np.diag(OWN**2 + response.misfit**2)
 
     def after(self, runs: Sequence[Measured], noise: float) -> Belief:
-        """Return the belief after `runs`. `noise`: standard deviation of the logarithm of a measured speed."""
+        """Return the posterior distribution after `runs`. `noise`: standard deviation of the logarithm of a measured speed."""
         index, speeds = np.array([run.combination for run in runs], int), np.array([run.speed for run in runs])
         waves = np.array([run.wave for run in runs], int)
         errors = noise**2 * np.eye(len(runs)) + DRIFT**2 * (waves[:, None] == waves)

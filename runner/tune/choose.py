@@ -55,8 +55,8 @@ def next_wave(belief: Belief, tried: Collection[int], size: int, noise: float) -
     """Return the combinations whose runs are likely to help most in finding the best combination.
 
     Combinations that were run may be chosen again. Each choice maximises the knowledge gradient (Frazier, Powell and Dayanik
-    2009, "The Knowledge-Gradient Policy for Correlated Normal Beliefs"): the mean, over the possible results of the new run, of
-    the highest expected speed among the combinations that were run or chosen by then. `noise`: as in `Prior.after`.
+    2009, "The Knowledge-Gradient Policy for Correlated Normal Beliefs"). The gradient is the highest expected speed among the
+    combinations that were run or are chosen, averaged over the possible results of the new run. `noise`: as in `Prior.after`.
     """
     mean, covariance, known = belief.mean, belief.covariance, set(tried)
     chosen: list[int] = []

@@ -27,11 +27,11 @@ WAVE = 4
 NOISE = {"cuda": 0.03, "cpu": 0.06}
 """Assumed standard deviation of the logarithm of a measured speed within a wave, by type of device."""
 UNLIKELY = 0.05
-"""The search ends when the probability of a faster combination is below this value."""
+"""The search ends when a combination that is faster by more than tune.tolerance is less probable than this value."""
 
 
 class Found(NamedTuple):
-    """The runs so far, and the belief that follows from them."""
+    """The measured runs of a cell (see `Survey.cells`), and the resulting distribution of the speeds."""
 
     belief: Belief
     outlook: Outlook
@@ -73,7 +73,7 @@ class Search:
         return {number: run for number, _, run in runs if number not in completed}
 
     def found(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Found | None:
-        """Return a cell's measured runs and the resulting belief, or None if no run is measured. `runs`: result of `runs()`."""
+        """Return a cell's measured runs and the posterior, or None if no run is measured. `runs`: result of `runs()`."""
         belief = self._belief(runs, cell)
         own = [run for run in _measured(runs) if run.combination in cell]
         tried = {run.combination for run in own}
@@ -113,7 +113,7 @@ class Search:
             belief, tried, chosen = found.belief, found.tried, [found.outlook.best]
             if found.outlook.chance < UNLIKELY or room < 2 or not may_search:
                 again = [self.number_of(row) for row in self.equal(found, compare_sweep(self.sweep_dir)[0])]
-                # If it is unlikely that any combination is much faster, further repeats are not worth their time.
+                # If a much faster combination is unlikely, further repeats are not worth their time.
                 enough = REPEATS if found.outlook.bound <= self.settings.tolerance else self.max_repeat
                 return again if again and min(map(found.count, again)) < enough else []
         for number in next_wave(belief, tried, WAVE, self.noise) if may_search else ():
@@ -122,8 +122,8 @@ class Search:
         return chosen
 
     def equal(self, found: Found, comparison: Comparison) -> list[Row]:
-        """Return the fastest row and rows that no test distinguishes from that row. Leave out rows that are unlikely to be
-        fastest. Return [] if one row is left. Rows with too few runs for a test count as equal. `comparison`: the whole sweep."""
+        """Return the fastest row and rows that no test distinguishes from it. Leave out rows that are unlikely to be fastest.
+        Return [] if only one row is left. Rows with too few runs for a test count as equal. `comparison`: the whole sweep."""
         ahead = leaders(found.belief, found.tried, self.seed)
         return undecided(comparison, [row for row in comparison.rows if self.number_of(row) in ahead])
 
@@ -131,7 +131,7 @@ class Search:
         return self.numbers[in_round(row.runs[0].path.name, 1)]
 
     def _belief(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Belief:
-        """Return the belief after all runs. Rule out combinations that are outside the cell or that failed. If a combination ran
+        """Return the posterior after all runs. Rule out combinations that failed or are outside the cell. If a combination ran
         out of memory, also rule out combinations that are predicted to need at least as much memory."""
         belief = self.survey.prior.after(_measured(runs), self.noise)
         failed = self.failed(runs)

@@ -41,14 +41,14 @@ LARGEST_BATCH = 4
 
 
 class Survey(NamedTuple):
-    """The combinations of a space that can run, and the belief about their speeds before the first run."""
+    """The combinations of a space that can run, and the prior distribution of their speeds."""
 
     jobs: list[Combination]
     names: list[str]
     """Short name of each combination, such as `fsdp2 full micro_batch=2`."""
     prior: Prior
     cells: list[list[int]]
-    """Numbers of the combinations in each cell. A cell has one value of each `sweep.best_by` key and is searched separately."""
+    """Numbers of the combinations in each cell. A cell has one value of each `sweep.best_by` key, and its own search."""
     lines: list[str]
     """Lines to print: how many combinations are impossible, do not fit or are left, and the most frequent reasons."""
 
@@ -100,7 +100,7 @@ def _with_same_batch(loader: Any, config: DictConfig, target: Target) -> list[Co
     fixed = [f"{key}={value}" for key, value in own.items()]
     given = [[*(each for each in job if key_of(each) not in own), *fixed] for job in grid(loader, config)]
     jobs = check_batch(loader, config, given, 0, target).combinations
-    if any(job.experiment.global_batch is not None for job in jobs):  # the user may vary it
+    if any(job.experiment.global_batch is not None for job in jobs):  # the user chooses the batch
         return jobs
     for cell in _cells(jobs):
         experiments = [jobs[i].experiment for i in cell if not jobs[i].reason]

@@ -1,8 +1,8 @@
-"""`hydra/sweeper=tune`: finds the fastest combination that fits by predicting all combinations and running a few in waves.
+"""`hydra/sweeper=tune`: finds the fastest combination that fits. It predicts all combinations and runs a few of them in waves.
 
-The runs of a wave follow each other closely, and each wave runs the best combination so far again. Changes of the machine's speed
+The runs of a wave follow each other closely, and each wave repeats the best combination so far. Changes of the machine's speed
 between waves thus cancel out. A run's name gives the number of its wave as the repeat number, so `compare` treats waves as
-rounds. All decisions depend only on the runs on disk, so the same command continues after any interruption.
+rounds. All decisions depend only on the runs on disk, so the same command continues an interrupted search.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
 
 No token is dropped. Each token becomes one row per chosen expert. Rows are sorted by expert, multiplied expert by expert, and
-sorted back by token. Each block returns how many tokens each expert got, and the network adds up these counts. If blocks added
-up the counts themselves, activation recomputation would count every token twice.
+sorted back by token. Each block returns its token count per expert, and the network adds up the counts. If the blocks added up
+the counts themselves, activation recomputation would count every token twice.
 """
 
 import math
@@ -136,7 +136,7 @@ class ExpertFeedForward(nn.Module):
             return self._route(x, bias)
         y, load, balance = self._route(on_all_ranks(x, mesh, self.stream), bias)
         y = DTensor.from_local(y, mesh, [Partial()]).redistribute(placements=[self.stream]).to_local()
-        # Every rank computes the whole balance loss. The ranks' gradients are summed, so each is divided by the number of ranks.
+        # Every rank computes the whole balance loss. The ranks' gradients are summed, so each is divided by their number.
         whole = balance.detach()
         return y, load, whole + (balance - whole) / mesh.size()
 
@@ -155,8 +155,8 @@ class ExpertFeedForward(nn.Module):
         y = WeightedSum.apply(results, weights).view_as(x)  # type: ignore[no-untyped-call]
         if self.shared is not None:
             if self.tensor_mesh is not None:
-                # Under tensor parallelism the gradient of x is later summed over ranks. The gradient from routed experts is this
-                # rank's share, but the shared expert's first layers have already summed their gradient over ranks.
+                # Under tensor parallelism the gradient of x is later summed over ranks. The gradient from routed experts is
+                # not summed yet, but the shared expert's first layers have already summed their gradient over ranks.
                 x = ScaleGradient.apply(x, 1 / self.tensor_mesh.size())  # type: ignore[no-untyped-call]
             y = y + self.shared(x)
         return y, load, balance

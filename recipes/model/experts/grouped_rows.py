@@ -46,7 +46,7 @@ def exchanged(experts: Callable[[Tensor, Tensor], Tensor], rows: Tensor, load: T
     with torch.no_grad():
         # Number of rows that arrive from each rank for each expert of this rank: [ranks, own experts].
         arriving = _wait(collectives.all_to_all_single(load, None, None, group)).view(ranks, -1)
-        if load.is_meta:  # the loads are unknown: assume that all ranks get equally many rows
+        if load.is_meta:  # the loads are unknown: assume that all ranks get the same number of rows
             received = sent = [rows.shape[0] // ranks + (rank < rows.shape[0] % ranks) for rank in range(ranks)]
         else:  # the host waits for the device here, and only here, because it needs the sizes to issue the all-to-all
             received, sent = torch.stack((arriving.sum(1), load.view(ranks, -1).sum(1))).tolist()
@@ -141,7 +141,7 @@ class ZeroGradient(torch.autograd.Function):
         return gradient.masked_fill(empty.view(-1, 1, 1), 0), None
 
 
-# Except for bf16 on the newest GPUs, torch loops over groups and reads `ends` on the host. CUDA graphs cannot contain this.
+# Except for bf16 on the newest GPUs, torch loops over groups and reads `ends` on the host. CUDA graphs cannot contain such reads.
 @torch.library.custom_op("meshrunner::grouped_mm", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def _product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return F.grouped_mm(x, weights, offs=ends)

@@ -40,7 +40,7 @@ class MoETransformer(Transformer):
             self.register_buffer("expert_bias", torch.empty(len(self.rows), experts.number))
 
     def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
-        """The balance loss changes the gradient, not the result."""
+        """Run some blocks. The balance loss changes the gradient, but not the result."""
         rope = self.positions(x if targets is None else targets)
         if blocks.start == 0:
             x = in_compute_dtype(self.tok_embeddings(x))

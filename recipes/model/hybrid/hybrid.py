@@ -67,7 +67,7 @@ def _missing_for_fused(device_type: str) -> str | None:
 
 def only_atomic_sums() -> bool:
     """Whether the installed mamba_ssm is so old that it adds up gradients in random order."""
-    found = find_spec("mamba_ssm")  # the name of a submodule would import the package
+    found = find_spec("mamba_ssm")  # looking up a submodule would import the package
     folders = (found and found.submodule_search_locations) or ()
     return found is not None and not any(Path(each, "utils", "determinism.py").is_file() for each in folders)
 

@@ -122,9 +122,9 @@ class HybridTransformer(MoETransformer):
         self.mtp = nn.ModuleList(PredictionBlock(config) for _ in range(config.mtp.depth))
 
     def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
-        """Balance and multi-token losses affect only the gradients, not the result. With multi-token prediction, the residual
-        stream is followed by the embeddings of shifted targets, which the first stage looks up and the last stage uses:
-        [rows x batch, seq, dim]."""
+        """Run some blocks. Balance and multi-token losses change the gradients, but not the result. With multi-token prediction,
+        embeddings of shifted targets are appended to the residual stream: [rows x batch, seq, dim]. The first pipeline stage
+        looks them up, and the last stage uses them."""
         rope, rows = self.positions(x if targets is None else targets), [x]
         if targets is not None:
             all_targets = self.whole(targets, 1) if self.config.mtp.depth else targets
@@ -173,7 +173,7 @@ class HybridTransformer(MoETransformer):
         return name.endswith((".scan.a_log", ".scan.dt_bias", ".scan.d")) or super().stays_fp32(name)
 
     def initial(self, name: str) -> Initial:
-        """Initialise Mamba-2 as Dao and Gu do: decay rates between 1 and 16, and step sizes dt between 0.001 and 0.1."""
+        """Return the distribution. Mamba-2 is as in Dao and Gu: decay rates from 1 to 16, and step sizes dt from 0.001 to 0.1."""
         match name.rpartition(".")[2]:
             case "a_log":
                 return LogOfUniform(1, 16)

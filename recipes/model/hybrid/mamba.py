@@ -66,7 +66,7 @@ class CausalConvolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve over the sequence. x: [batch, seq, channels], with only this rank's channels under tensor parallelism."""
         weight, bias = _local(self.weight), _local(self.bias)
-        # The gradient that causal_conv1d adds up for weights is not deterministic in all its versions.
+        # In some versions of causal_conv1d, the weight gradient is not deterministic.
         if self.fused and weight.shape[0] % 8 == 0 and not torch.are_deterministic_algorithms_enabled():
             return mamba_kernel.convolution(x, weight, bias)
         return _Convolution.apply(x, weight, bias)  # type: ignore[no-untyped-call]
@@ -165,8 +165,8 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     within = _decays(total, total)  # [b n g r i j]
     scores = torch.einsum("bnigs,bnjgs->bngij", c, b)
     y = torch.einsum("bngrij,bnjgrp->bnigrp", scores.unsqueeze(3) * within.to(x.dtype), x)
-    # Across chunks: `added` is the state that each chunk adds by its end. The state with which a chunk begins is the sum of the
-    # states that earlier chunks added, decayed by the chunks between. One matmul with a matrix of decays computes all states.
+    # Across chunks: `added` is the state that each chunk adds by its end. The state at the beginning of a chunk is the
+    # sum of earlier chunks' `added`, decayed over the chunks in between. One matmul with a matrix of decays computes all states.
     last = total[:, :, -1:]
     added = torch.einsum("bnjgs,bnjgrp->bngrps", b, x * (last - total).exp().unsqueeze(-1).to(x.dtype))
     ends = _running_sums(last.squeeze(2), 1).unsqueeze(1)  # since the sequence began, [b 1 n g r]

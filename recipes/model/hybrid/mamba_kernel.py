@@ -28,7 +28,7 @@ def _scan_backward(
     from mamba_ssm.ops.triton.ssd_combined import _mamba_chunk_scan_combined_bwd as backward
 
     deterministic = torch.are_deterministic_algorithms_enabled()
-    # mamba_ssm calls torch.cumsum. It is deterministic for tensors of several dimensions, but raises an error before torch 2.14.
+    # mamba_ssm's torch.cumsum is deterministic for tensors of several dimensions, but raises an error before torch 2.14.
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     try:
         with warnings.catch_warnings():

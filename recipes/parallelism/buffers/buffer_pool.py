@@ -79,7 +79,7 @@ class BufferPool:
                 return part.view(dtype)
             begin = part.data_ptr()
             self._wait_until_free(unit, begin, begin + bucket.nbytes)
-            # Not a view of the arena: the reference count of a separate storage tells when torch has released the buffer.
+            # Not a view of the arena: the reference count of a separate storage shows when torch has released the buffer.
             storage = torch._C._construct_storage_from_data_pointer(begin, self._arena.device, bucket.nbytes)
             buffer = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (elements,), (1,))
         begin = buffer.data_ptr()
@@ -144,7 +144,7 @@ class PooledAllGather(DefaultAllGather):
 
 
 class PooledReduceScatter(DefaultReduceScatter):
-    """The reduce-scatter of one unit, with its input from the pool. torch allocates the output, of which `.grad` is a view."""
+    """The reduce-scatter of one unit, with its input from the pool. torch allocates the output; `.grad` is a view of it."""
 
     def __init__(self, unit: str, pool: BufferPool) -> None:
         self.unit, self.pool = unit, pool

@@ -136,7 +136,7 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
 
 
 def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
-    """Return a plan in which units with equal keys share a slot as large as the largest of them. units: (key, bytes) of each."""
+    """Return a plan in which units with equal keys share a slot of the largest unit's size. units: (key, bytes) of each."""
     slot: dict[Hashable, int] = {}
     for key, nbytes in units.values():
         slot[key] = max(slot.get(key, 0), nbytes)
@@ -145,7 +145,7 @@ def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
 
 
 class InFlight(NamedTuple):
-    """Maximum number of buffers in use at the same time. At the maximum, the oldest is released before the next request."""
+    """Maximum number of buffers in use together. At the maximum, the oldest buffer is released before the next request."""
 
     in_forward: int
     in_backward: int
@@ -203,7 +203,7 @@ def predicted(units: Units, precision: Precision, shard: int, prefetch: int) -> 
 
 
 def _calls(units: Units) -> list[str]:
-    """Return the units in the order in which forward gathers them. If R is resharded and called repeatedly: R, A, R, B, R."""
+    """Return the units in the order in which forward gathers them, such as R, A, R, B, R for a resharded R called three times."""
     order: list[str] = []
     repeated: list[str] = []
     for name, unit in units.items():
@@ -215,7 +215,7 @@ def _calls(units: Units) -> list[str]:
 
 def _requests(order: Sequence[str], repeated: Collection[str], prefetch: int) -> list[str]:
     """Convert call order to request order. A unit in `repeated` requests only its own buffer. Any other unit also requests the
-    buffers of the next `prefetch` units that are not in `repeated`. No unit outside `repeated` is requested twice."""
+    buffers of the next `prefetch` units that are not in `repeated`. Each unit outside `repeated` is requested once."""
     once = [name for name in order if name not in repeated]
     requested: list[str] = []
     for name in order:

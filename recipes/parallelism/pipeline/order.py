@@ -25,7 +25,7 @@ class Pass(NamedTuple):
     stage: int
     micro_batch: int
     cost: float
-    """Assumed duration. All stages are assumed to take equally long, and sending to take no time."""
+    """Duration, assuming that all stages take equally long and that sending takes no time."""
 
     def inputs(self, stages: int) -> list[tuple[str, int, int]]:
         """Return the name, stage and micro batch of each pass whose result this pass needs."""
@@ -39,7 +39,7 @@ class Pass(NamedTuple):
 
 
 def idle_share(schedule: Schedule, ranks: int, per_rank: int, micro_batches: int) -> float:
-    """Return the share of a step in which a pipeline rank waits, averaged over ranks."""
+    """Return the fraction of a step in which a pipeline rank waits, averaged over ranks."""
     order = passes_by_rank(schedule, ranks, per_rank, micro_batches)
     busy = sum(each.cost for passes in order for each in passes)
     return 1 - busy / (ranks * max(ends(order, ranks * per_rank, lambda each: each.cost)))
@@ -90,7 +90,7 @@ def _passes(actions: list[_Action | None]) -> list[Pass]:
 def ends(order: list[list[Pass]], stages: int, cost: Callable[[Pass], float], transfer: float = 0.0) -> list[float]:
     """Return the time at which each rank has finished its passes, if each pass starts as early as its inputs allow.
 
-    cost: duration of a pass. transfer: duration of sending a result to another rank. The sender does not wait for it.
+    cost: duration of a pass. transfer: duration of sending a result to another rank, during which the sender goes on.
     """
     done: dict[tuple[str, int, int], tuple[int, float]] = {}
     clocks, todo = [0.0] * len(order), [list(reversed(passes)) for passes in order]

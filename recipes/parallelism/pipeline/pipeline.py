@@ -44,17 +44,17 @@ class Pipeline:
         return math.prod(self._shape) * self._dtype.itemsize
 
     def backward(self, batches: Batches) -> Tensor:
-        """Accumulate the gradient of the mean loss over all micro batches. Return that loss, or 0 without the last stage."""
+        """Accumulate the gradient of the mean loss over all micro batches. Return the loss, or 0 without the last stage."""
         tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         if self._schedule is None:
             self._schedule = self._build(batches)
         losses: list[Tensor] = []
         arguments = (tokens,) if 0 in self.stages else ()
-        # Every stage gets the targets, so the last one returns the loss. The second `target` is only for `loss_fn`.
+        # Every stage gets the targets, so the last stage returns the loss. The second `target` is only for `loss_fn`.
         hidden: BaseException | None = None
         try:
             self._schedule.step(*arguments, targets=targets, target=targets, losses=losses, return_outputs=False)
-        except RuntimeError as error:  # torch hides a stage's error, such as OutOfMemoryError, behind its arguments
+        except RuntimeError as error:  # torch wraps a stage's error, such as OutOfMemoryError
             hidden = error.__cause__
             if hidden is None or "failed to run" not in str(error).lower():
                 raise

@@ -43,7 +43,7 @@ SCHEDULES = {
     "dualpipe_v": Schedule("DualPipeV", stages=2, is_v=True, splits_backward=True, fills=True),
 }
 """gpipe: Huang et al. 2019. 1f1b, interleaved_1f1b: Narayanan et al. 2021. looped_bfs: Lamy-Poirier 2023. Zero bubble and zbv:
-Qi et al. 2024. dualpipe_v: DeepSeek-AI 2024, V3, as half of the devices."""
+Qi et al. 2024. dualpipe_v: DualPipe (DeepSeek-AI 2024, V3) cut in half."""
 
 
 def ranges(counts: Sequence[int]) -> list[range]:

@@ -56,8 +56,8 @@ def explain(error: BaseException, overrides: list[str]) -> str:
 
 @contextmanager
 def faults_of_hydra() -> Iterator[None]:
-    """Turn internal errors of Hydra and OmegaConf, such as AttributeError, and Hydra's warning of a missing search path into
-    ConfigCompositionException in a `with` block."""
+    """Turn internal errors of Hydra and OmegaConf, such as AttributeError, into ConfigCompositionException in a `with` block.
+    Turn Hydra's warning about a missing search path into ConfigCompositionException, too."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "provider=hydra.searchpath", UserWarning)
@@ -104,7 +104,7 @@ def _unknown_key(key: str, cause: Any) -> str:
     from meshrunner.runner.config.reference import catalog  # not at the top: it imports options
 
     root: Any = OmegaConf.to_container(node._get_root(), resolve=False) if isinstance(node, DictConfig) else {}
-    # keys that only the classes of the chosen options know
+    # keys that the classes of the chosen options define, but the YAML files lack
     absent = [each.name for each in catalog.every_key(root) if catalog.lacks(root, each.name)]
     if full in absent:
         return f"{full}: the YAML file of the chosen option lacks this key. Use +{full}=VALUE"

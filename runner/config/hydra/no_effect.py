@@ -17,7 +17,7 @@ REFUSED = {
     "hydra.output_subdir": "config.yaml and overrides.yaml are written to the run directory itself",
     "hydra.sweep.subdir": "a sweep names each run after its number and the values that vary",
 }
-"""Refused keys of Hydra, which would only affect Hydra's task function, each mapped to the reason that users see."""
+"""Refused keys of Hydra, each mapped to the reason that users see. The keys would only affect Hydra's task function."""
 SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
 LOGS = "the output of a run is in its directory `logs`"

@@ -68,7 +68,7 @@ def prepared(overrides: Iterable[str]) -> list[str]:
                 f"{rundir.key_of(text)}: remove the control character or the byte that is not UTF-8: {text!r}"
             )
         if override.startswith("launch.env."):
-            found.append(f"++{override}")  # launch.env takes any name, so Hydra wants plus signs
+            found.append(f"++{override}")  # launch.env takes any name, and Hydra adds a key only with plus signs
         elif several := SEVERAL.fullmatch(override):
             names = [name.strip() for name in several[1].split(",")]
             found += ["tracker=several", *(f"+tracker@tracker.of.{name}={name}" for name in names)]
@@ -128,7 +128,7 @@ def split_outside(text: str, separators: str) -> list[str]:
 
 
 def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
-    """Rewrite `GROUP.key=1` as a one-value sweep if GROUP varies. Only jobs then set the key, which GROUP's default may lack."""
+    """Turn `GROUP.key=1` into a one-value sweep if GROUP varies. Then only jobs set the key, which GROUP's default may lack."""
     parser = OverridesParser.create()
     sweeps = {override: parser.parse_override(override).is_sweep_override() for override in overrides}
     if not any(sweeps[override] and override.startswith(f"{group}=") for override in overrides):

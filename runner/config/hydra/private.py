@@ -1,4 +1,4 @@
-"""Wrap the private parts of Hydra, which no other module imports, and hide differences between Hydra's releases."""
+"""Wrap Hydra's private modules, and hide differences between Hydra's releases. No other module imports private modules."""
 
 import traceback
 from collections.abc import Callable

@@ -36,7 +36,7 @@ class Key(NamedTuple):
     """Name of the key on the command line. `[]` means every entry of a list: `wrap.rules[].match` is a key of each rule."""
     field: str
     owners: Mapping[str, type[Section]]
-    """Mapping from each kind of option to the class that defines the key. For a key outside of groups, the only kind is ""."""
+    """Classes that define the key, keyed by the `kind` of an option. For a key outside of groups, the only kind is ""."""
 
     @property
     def group(self) -> str:
@@ -49,7 +49,7 @@ class Key(NamedTuple):
         return self.name.rpartition(".")[2]
 
     def documentation(self) -> dict[str, list[str]]:
-        """Map each docstring of the key to the kinds of options with this docstring. Kinds may describe the key differently."""
+        """Map each docstring of the key to the kinds of options that have the docstring. Kinds may describe a key differently."""
         found: dict[str, list[str]] = {}
         for kind, owner in self.owners.items():
             found.setdefault(documentation(owner).get(self.field, ""), []).append(kind)

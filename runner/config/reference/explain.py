@@ -35,7 +35,7 @@ def explain_keys(keys: list[Key], every: list[Key]) -> str:
     texts = []
     for key in keys:
         inner = [each for each in every if plain(each.name).startswith(f"{plain(key.name)}.")]
-        section = bool(inner) and "." not in key.name  # launch and sweep only name the keys below
+        section = bool(inner) and "." not in key.name  # a section such as launch has no value of its own
         about = f"{key.name}\n{paragraph(next(iter(key.documentation())))}" if section else explain_key(key)
         rows = in_two_columns((each.name, _row(each, default_of(each) if section else "")) for each in inner)
         texts.append(f"{about}\n\n{rows}" if inner else about)

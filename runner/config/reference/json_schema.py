@@ -22,7 +22,7 @@ HYDRA = {
     "type": "object",
     "description": "Hydra's own settings: run.dir, sweep.dir, mode, sweeper.params (the grid of a sweep), launcher.",
 }
-DEFAULTS = {"type": "array", "description": "Hydra's defaults list: options and files that this one builds on."}
+DEFAULTS = {"type": "array", "description": "Hydra's defaults list: options and files that this file builds on."}
 
 
 def resolved_schema(section: type[Section]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from meshrunner.runner.predict.allocator.segments import BlockPool, ExpandableSe
 UNIT = 512
 """Bytes of the smallest block. Every block size is a multiple of UNIT."""
 SMALL = 2**20
-"""Largest small request, in bytes. In a fixed segment, a request above SMALL splits a block only if the rest exceeds SMALL."""
+"""Largest small request, in bytes. A larger request splits a fixed segment's block only if more than SMALL bytes are left."""
 
 
 class OutOfMemory(Exception):
@@ -20,7 +20,7 @@ class CachingAllocator:
     """Allocator that serves a request from the smallest cached block that is large enough, or else from a new segment.
 
     Each stream has its own cached blocks. Sizes are in bytes. Some settings are not modelled (see `allocator_settings`). Among
-    free blocks of equal size, this model may choose another block than torch, because the model's addresses are not real.
+    free blocks of equal size, this model may choose a different block than torch, because the model's addresses are not real.
     """
 
     def __init__(self, capacity: int | None, *, expandable: bool) -> None:

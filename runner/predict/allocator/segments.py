@@ -8,7 +8,7 @@ from dataclasses import dataclass
 MIB, GIB = 2**20, 2**30
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
 OWN_SEGMENT = 10 * MIB
-"""Smallest request, in bytes, that gets its own fixed segment, sized in multiples of OWN_SEGMENT_UNIT."""
+"""Smallest request, in bytes, that gets its own fixed segment. The segment's size is a multiple of OWN_SEGMENT_UNIT."""
 OWN_SEGMENT_UNIT = 2 * MIB
 ADDRESSES = 2**50
 """Bytes in the address range of an expandable segment. Each pool needs only one segment, because no device has 2**50 bytes."""
@@ -70,7 +70,7 @@ class BlockPool:
 
     def best_fit(self, size: int) -> MemoryBlock | None:
         """Remove and return the smallest free block of at least `size` bytes. Among equal sizes, choose the lowest address.
-        Unmapped memory after a block counts as part of the block, so the last mapped block of a segment is used last."""
+        The comparison adds unmapped memory after a block to its size, so the last mapped block of a segment is used last."""
         free = self.free
         i = bisect_left(free, (size,))
         if i == len(free):
@@ -142,8 +142,8 @@ class Segments:
 
 
 class ExpandableSegments(Segments):
-    """Set of expandable segments, one per pool (`expandable_segments:True`). Each is a huge address range, whose pages are mapped
-    on demand. An entirely free page can be unmapped, so that another pool can use the memory."""
+    """Set of expandable segments, one per pool (`expandable_segments:True`). Each segment is a huge address range, whose
+    pages are mapped on demand. An entirely free page can be unmapped, so that another pool can use the memory."""
 
     def add(self, pool: BlockPool, size: int) -> MemoryBlock | None:
         """Return a block of at least `size` bytes at the lowest address with enough room. Return None if memory runs out."""
@@ -155,7 +155,7 @@ class ExpandableSegments(Segments):
             assert after is not None
             if not self._map(after, min(size - block.size, after.size)):
                 return None
-            block = after  # `_map` merged `block` into it
+            block = after  # `_map` merged `block` into `after`
         pool.remove(block)
         return block
 

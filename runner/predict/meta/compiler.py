@@ -53,8 +53,8 @@ def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
             )
         compiled: Callable[..., Any] = torch_compile(function, backend=BACKENDS.get(backend, backend), **arguments)
 
-        # dynamo traces through the autocast function mode, so the graph contains the mode's casts. Compiled code that disables
-        # autocast disables the CPU's autocast; the mode checks that. CPU autocast itself casts no meta tensors.
+        # dynamo traces the casts of the mode `_Autocast` into the graph. If compiled code disables autocast, it disables CPU
+        # autocast, so `_Autocast` checks whether CPU autocast is enabled. CPU autocast itself casts no meta tensors.
         def called(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_autocast_enabled("meta"):
                 return compiled(*args, **kwargs)
@@ -82,7 +82,7 @@ def _pause_while_compiling(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 class _Backend:
-    """Backend of torch.compile. All blocks share one backend object, so that dynamo compiles equal blocks only once."""
+    """Backend of torch.compile. All blocks use the same backend object, so that dynamo compiles equal blocks only once."""
 
     recorder: Recorder
 
@@ -117,7 +117,7 @@ class _Backend:
 
         def run(args: list[Any]) -> Any:
             interpreter.recorder = self.recorder  # later traces of equal blocks use this code, too
-            self.recorder.track_parameters(args)  # operators inside fused kernels do not run
+            self.recorder.track_parameters(args)  # the recorder sees no operators inside fused kernels
             self.recorder.saving = forward
             try:
                 return interpreter.boxed_run(args)

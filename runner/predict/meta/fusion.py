@@ -22,10 +22,10 @@ REDUCTIONS = {
 LOOKUPS = {"index", "embedding", "gather", "index_select"}
 """Operators that look up rows of a table, and read only these rows, not the whole table."""
 VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
-"""Operators that return views although their schema does not say so."""
+"""Operators that return views although their schemas do not declare a view."""
 READS_TO_INLINE = 4
-"""Largest number of tensors that a result may read so that inductor computes the result again for each use. A result that reads
-more tensors and has several uses is stored in memory (`torch._inductor.config.realize_reads_threshold`)."""
+"""Maximum number of tensors read by a computation that inductor repeats for each use of the result. A result that needs more
+tensors and has several uses is stored in memory (`torch._inductor.config.realize_reads_threshold`)."""
 
 
 class GraphMemory(NamedTuple):
@@ -91,7 +91,7 @@ def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node])
 
 
 def _by_tensor(read: dict[Node, int]) -> dict[Node, int]:
-    """Add up what a kernel reads through several views of a tensor, up to the whole tensor."""
+    """Add up the bytes that a kernel reads through several views of a tensor, but count at most the whole tensor."""
     total: dict[Node, int] = {}
     for view, size in read.items():
         base = _base(view)
@@ -107,7 +107,7 @@ def _base(node: Node) -> Node:
 
 
 def _is_view(node: Node) -> bool:
-    if node.target is operator.getitem:  # of the views that an operator such as `split` returns
+    if node.target is operator.getitem:  # selects one of the results of an operator such as `split`
         return _is_view(node.all_input_nodes[0])
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False

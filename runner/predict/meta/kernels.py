@@ -27,7 +27,7 @@ def device_kernels(in_torch: Replacements, device_type: str, *, compiles: bool, 
     attention = partial(_attention, device_type, cudnn)
     library.impl("scaled_dot_product_attention", attention, "AutogradMeta")  # type: ignore[no-untyped-call]
     if device_type == "cuda":
-        # The originals reject tensors that are not on a GPU.
+        # The original functions reject tensors that are not on a GPU.
         in_torch.replace(bias, "can_use_flash_attention", lambda params: params.query.dtype in HALF)
         in_torch.replace(bias, "can_use_efficient_attention", lambda params: not params.enable_gqa)
         library.impl("_fused_rms_norm", _FusedRMSNorm.apply, "AutogradMeta")  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ def _attention(
                 attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device)
             )
         results = aten._scaled_dot_product_flash_attention_for_cpu(*qkv, *settings, attn_mask=attn_mask, scale=scale)
-    elif cudnn and query.dtype in HALF and head_dim <= 128 and head_dim % 8 == 0:  # torch up to 2.13
+    elif cudnn and query.dtype in HALF and head_dim <= 128 and head_dim % 8 == 0:  # limits of torch up to 2.13
         results = aten._scaled_dot_product_cudnn_attention(*qkv, attn_mask, needs_gradient, *settings, scale=scale)
     elif attn_mask is None and query.dtype in HALF and head_dim <= 256:
         results = aten._scaled_dot_product_flash_attention(*qkv, *settings, False, scale=scale)

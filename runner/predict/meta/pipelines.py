@@ -1,4 +1,4 @@
-"""Lets a trace run the schedule of a pipeline rank, and log its passes."""
+"""Lets a trace run the schedule of a single pipeline rank, and logs the rank's forward and backward passes."""
 
 from collections.abc import Callable
 from typing import Any

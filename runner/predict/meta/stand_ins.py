@@ -105,7 +105,7 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def _reduce(device: TracedDevice, stream: TracedStream, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Divide a bucket, then sum it on NCCL's stream, as DDP does. After the last bucket, compute waits for NCCL's stream."""
+    """Divide a bucket by the group size, then all-reduce it on NCCL's stream like DDP. After the last bucket, compute waits."""
     buffer, computing = bucket.buffer(), device.current_stream()
     buffer.div_(group.size())
     stream.wait_stream(computing)
@@ -148,7 +148,7 @@ def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:
-    """Replace torchao's test whether a float8 weight has a scale, because the test reads a value and meta tensors have none."""
+    """Replace torchao's check for the scale of a float8 weight: the check reads a value, and meta tensors have no values."""
     convert = Float8.convert
 
     def traced_convert(self: Float8, network: Network) -> None:
@@ -173,7 +173,7 @@ STAND_INS = (
     *(fsdp2_streams, fsdp2_device, planned_buffers, fsdp1_streams, ddp_reducer),
     *(optimizer_devices, sharding_propagation, grouped_attention, float8_gathers),
 )
-"""All replacements except those for autocast, kernels and compiled code."""
+"""All replacements except those for autocast, kernels, compiled code and pipelines."""
 
 
 @contextmanager
@@ -181,7 +181,7 @@ def meta_as(device_type: str, recorder: Recorder, *, compiles: bool, cudnn: bool
     """Make meta behave like a `cpu` or `cuda` device. See `device_kernels` for `compiles` and `cudnn`. pipelined: whether the
     recipe has pipeline stages."""
     if compiles:
-        # This import takes seconds and collects torch's functions, so import only if needed and before replacing any of them.
+        # The import takes seconds, so import only if needed. It collects torch's functions, so import before replacing any.
         from meshrunner.runner.predict.meta.compiler import trace_compiled_code
     if pipelined:
         from meshrunner.runner.predict.meta.pipelines import trace_passes

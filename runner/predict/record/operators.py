@@ -19,7 +19,7 @@ MATMULS = {
 }
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Names of collectives. Ignoring underscores, the name of a torch operator (`_allgather_base_`) begins with such a name."""
+"""Names of collectives. Without underscores, the name of a torch operator (`_allgather_base_`) begins with one of these names."""
 
 
 class Traits(NamedTuple):
@@ -99,9 +99,9 @@ def _flops(operator: Traits, args: Any, kwargs: dict[str, Any], result: Any) -> 
     skipped = 0.0
     if operator.kind != "matmul":
         lengths = [x.shape[2] for x in args[:3]]
-        # A query sees the keys up to its own position. The last query sees all keys, of which there may be more than queries.
+        # A query sees the keys up to its own position. The last query sees all keys, even if there are more keys than queries.
         skipped = min(lengths) / (2 * max(lengths)) if is_causal else 0.0
-        # Count keys and values as if each query head had its own: the formula of torch 2.11 needs equal numbers of heads.
+        # Count keys and values once per query head, because the formula of torch 2.11 needs equal numbers of heads.
         heads = max(x.shape[1] for x in args[:3])
         args = [(x.shape[0], heads, *x.shape[2:]) if isinstance(x, Tensor) and x.dim() == 4 else x for x in args]
     return round(int(operator.flops(*args, **kwargs, out_val=result)) * (1 - skipped))

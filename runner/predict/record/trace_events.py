@@ -1,4 +1,4 @@
-"""Defines the events of a trace, which are logged in the order of issue, and classes that imitate `torch.cuda`."""
+"""Defines the events of a trace, logged in the order in which the host issues them, and classes that imitate `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PipelinePass(NamedTuple):
     """The host begins or ends a pass of a micro batch through a pipeline stage."""
 
     name: str
-    """forward, backward, or weights: the part of backward that computes gradients of weights, if the schedule splits backward."""
+    """`forward`, `backward` or `weights`. If the schedule splits backward, `weights` computes the gradients of the weights."""
     stage: int
     micro_batch: int
     begins: bool
@@ -153,11 +153,11 @@ class TracedEvent:
 
 
 class TracedDevice:
-    """Stand-in for the module `torch.cuda`. When FSDP calls its functions, they log events instead of using a GPU."""
+    """Stand-in for the module `torch.cuda`. FSDP calls its functions, which log events instead of using a GPU."""
 
     def __init__(self) -> None:
         self.write: Callable[[TraceEvent], None] = lambda event: None
-        """Callback that receives each event. A recorder sets it."""
+        """Callback that receives each event; set by a recorder."""
         self.stream_numbers = count(COMPUTE)
         self.event_numbers = count()
         self.Stream, self.Event = partial(TracedStream, self), partial(TracedEvent, self)

@@ -38,7 +38,7 @@ class InstantClock:
 class Replayed:
     """Memory of a replayed trace, in bytes. Peaks are those of the last step, or of the start-up if the trace has no step.
 
-    `peak_reserved` includes cached memory that earlier steps left, because the allocator still reserves it.
+    `peak_reserved` includes cached memory from earlier steps, because the allocator still reserves it.
     """
 
     startup_active: int
@@ -164,6 +164,6 @@ class _Replay:
             self._points.append(Point(len(self._points), self._phase, held, reserved))
 
     def _synchronize(self) -> None:
-        # cudaFree, which flushes the cache, waits for all work on the device, not only for recorded events.
+        # A cache flush calls cudaFree, which waits for all work on the device, not only for recorded events.
         self._clock.take(HostWaited(None))
         self._return_until(float("inf"))

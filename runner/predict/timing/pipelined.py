@@ -12,17 +12,17 @@ from meshrunner.runner.predict.trace.depth import blocks_may_differ
 
 @dataclass(frozen=True)
 class TracedRanks:
-    """Pipeline ranks that were traced. Each represents the pipeline ranks whose stages have the same blocks."""
+    """Pipeline ranks that were traced. Each traced rank represents all pipeline ranks whose stages have the same blocks."""
 
     layout: Parallelism
     micro_batches: int
     neighbours: int
     """Difference between the global ranks of neighbours in a pipeline."""
     alike: tuple[int, ...]
-    """For each pipeline rank, the traced pipeline rank that represents it. Unless a rank is emulated, this is the first rank with
-    the same blocks, which holds at least as many micro batches at a time as later ones."""
+    """For each pipeline rank, the traced rank that represents it: the emulated rank if its blocks are the same, else the first
+    rank with the same blocks. The first rank holds at least as many micro batches at a time as later ranks."""
     emulated: int | None
-    """Global rank that is emulated. Its memory and work are predicted, instead of the most memory and work of any rank."""
+    """Global rank that is emulated, or None. The prediction is for this rank instead of the rank with the most memory or work."""
 
     @property
     def traced(self) -> dict[int, int]:
@@ -54,7 +54,7 @@ class TracedRanks:
 
         order = passes_by_rank(schedule, ranks, per_rank, self.micro_batches)
         rates, step = clocks[0].rates, self.neighbours
-        # In an all-gather of two ranks, each sends half of the buffer, so pass twice the bytes.
+        # In an all-gather of two ranks, each rank sends half of the buffer, so pass twice the bytes.
         transfers = (rates.collective_s("send", (r * step, (r + 1) * step), 2 * exchanged) for r in range(ranks - 1))
         ended = ends(order, ranks * per_rank, cost, max(transfers))
         outside = [time.seconds - sum(map(cost, own)) for time, own in zip(times, order, strict=True)]
@@ -81,7 +81,7 @@ def traced_ranks(recipe: Recipe, world: int, micro_batches: int, emulated: int |
         stages = layout.schedule.stages_of(rank, layout.pipeline, layout.stages_per_rank)
         blocks = [[(costs[block], recomputes(block)) for block in split[stage]] for stage in stages]
         kind = str((blocks, 0 in stages, len(split) - 1 in stages))
-        # In V-shaped schedules, ranks with the same blocks run other passes.
+        # In V-shaped schedules, ranks with the same blocks run different passes.
         differs = layout.schedule.is_v or blocks_may_differ(recipe)
         alike[rank] = rank if differs else first.setdefault(kind, rank)
     in_order = tuple(alike[rank] for rank in range(layout.pipeline))

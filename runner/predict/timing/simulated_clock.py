@@ -49,7 +49,7 @@ class SimulatedClock:
         """Time at which each group of ranks finishes its collectives, which run one after another."""
         self._flops_per_second, self._collective_s = cache(rates.flops_per_second), cache(rates.collective_s)
         self.passes: dict[tuple[str, int, int], float] = {}
-        """Seconds that each pass of the step took, keyed by name, stage and micro batch. While a pass runs: when it began."""
+        """Seconds that each pass of the step took, keyed by (name, stage, micro batch). While a pass runs, its start time."""
         self._step: int | None = None
         self._part = ""
         self.begin_step()

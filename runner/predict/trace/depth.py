@@ -16,9 +16,9 @@ Value = TypeVar("Value", int, float)
 
 LONGEST_PERIOD = 8
 ANY_DEPTH = ("blocks", "size", "root_only", "rules")
-"""Values of `wrap.kind` that treat all blocks alike. `rules` treats blocks alike if no pattern matches single blocks."""
+"""Values of `wrap.kind` that treat all blocks alike. For `rules`, this holds only if no pattern matches individual blocks."""
 SINGLE = re.compile(r"[\d?[]")
-"""Characters in name patterns that match single blocks, such as `layers.1.*`, `layers.?` or `layers.[ab]`."""
+"""Characters that occur only in name patterns for individual blocks, such as `layers.1.*`, `layers.?` or `layers.[ab]`."""
 
 
 class Depths(NamedTuple):
@@ -34,7 +34,7 @@ class Depths(NamedTuple):
 
     def at_full_depth(self, shallow: Value, deeper: Value) -> Value:
         """Extrapolate a value linearly to the full depth, given its values at the depths `shallow` and `deeper`."""
-        periods = (self.full - self.deeper) // (self.deeper - self.shallow)  # `shallow_depths` makes this exact
+        periods = (self.full - self.deeper) // (self.deeper - self.shallow)  # `shallow_depths` avoids a remainder
         return deeper + periods * (deeper - shallow)
 
 
@@ -42,7 +42,7 @@ def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     """Return the depths to trace for a model with `blocks` blocks, or None if the full model must be traced."""
     model = recipe.model
     layout = recipe.parallelism.kind
-    # Memory is not linear in the depth if a graph, a DDP bucket or a padded flat parameter spans several blocks.
+    # Memory is not linear in the depth if a compiled graph, a DDP bucket or a padded flat parameter spans several blocks.
     joined = layout == "ddp" or (layout == "fsdp1" and recipe.wrap.kind in ("size", "root_only"))
     joined = joined or recipe.compile.kind not in ("eager", "per_block") or recipe.parallelism.pipeline > 1
     if joined or blocks_may_differ(recipe) or model.at_depth(blocks) is None:
@@ -51,7 +51,7 @@ def shallow_depths(recipe: Recipe, blocks: int) -> Depths | None:
     period = next((p for p in range(1, LONGEST_PERIOD + 1) if recomputes[p:] == recomputes[:-p]), None)
     if period is None:
         return None
-    # Near the first and last block, fewer blocks are gathered ahead of time than elsewhere.
+    # Near the first and last block, fewer blocks are prefetched (all-gathered ahead of time).
     reach = max(2, recipe.parallelism.units_ahead + 1) * period
     front = model.first_blocks + reach
     shallow = front + reach - 1
@@ -89,7 +89,7 @@ def extrapolate(depths: Depths, shallow: Trace, deeper: Trace) -> tuple[int, Pea
 
 
 def start_peak(trace: Trace) -> int:
-    """Return the peak bytes before the first step, while parameters are initialised whole (unsharded)."""
+    """Return the peak bytes before the first step, while parameters are initialised unsharded."""
     return trace.ledger.peak_of(lambda phase: phase.part == START).total
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Import this early: if an operator imported it on first use, the frames of the import would keep the operator's tensors alive.
+# Import torch._dynamo early. An import during an operator's first call would keep the operator's tensors alive in its frames.
 import torch._dynamo
 import torch.distributed as dist
 from torch import nn
@@ -40,7 +40,7 @@ STEPS = 2
 """Optimizer steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
 MICRO_BATCHES = 3
 """Maximum number of micro batches to trace per step. The first micro batch creates the gradients, and the last one reduces them.
-All micro batches except the first and last are alike, so an untraced one is assumed to take as long as the second one."""
+All micro batches except the first and last are alike, so an untraced micro batch is assumed to take as long as the second."""
 
 
 class Trace(NamedTuple):
@@ -73,8 +73,8 @@ def trace_depths(
     device_type: str,
     libraries: GPULibraries | None = None,
 ) -> tuple[Trace, ...]:
-    """Trace each recipe as `trace_recipe` does. If there are several recipes, only the number of blocks may differ: the traces
-    share compiled code. Traces of several recipes cannot be replayed, because their first step has only one micro batch."""
+    """Trace each recipe as `trace_recipe` does. Several recipes may differ only in the number of blocks, because their traces use
+    the same compiled code. Traces of several recipes cannot be replayed, because their first step has only one micro batch."""
     in_first_step = 1 if len(recipes) > 1 else MICRO_BATCHES
     setting = rank, in_first_step, nodes, workers, device_type, libraries or GPULibraries()
     try:
@@ -126,7 +126,7 @@ def _trace(
             group.callback(pipelines.pop, model)  # a pipeline refers to its model, which would otherwise never be freed
         micro = recipe.accumulation(degrees.data)[1]
         optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
-        most = MICRO_BATCHES if degrees.pipeline == 1 else micro  # a schedule has all micro batches in each step
+        most = MICRO_BATCHES if degrees.pipeline == 1 else micro  # a pipeline schedule needs all micro batches
         for step in range(STEPS):
             if step and recipe.compile.cuda_graph:
                 device.write(CaptureBegan())
@@ -145,8 +145,8 @@ def _trace(
 
 @contextmanager
 def _from_first_weight(recorder: Recorder, recording: ExitStack, layout: type[Parallelism]) -> Iterator[None]:
-    """Enter `recorder` just before parameters are allocated. In a real run, parameters are the first use of device memory. While
-    a further pipeline stage is wrapped, it is still on meta, so recording stops until its parameters are allocated."""
+    """Enter `recorder` just before parameters are allocated. In a real run, parameters are the first use of device memory.
+    Recording stops while a further pipeline stage is wrapped, because the parameters of that stage are not allocated yet."""
     enter = cache(lambda: recording.enter_context(recorder))
 
     def recorded(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
     from meshrunner.runner.verbs.launching.place import write_run
 
     experiment, _ = write_run(composed, workers_here, here=True)
-    warm(experiment.launch.env)  # may replace the forkserver, which must not have children yet
+    warm(experiment.launch.env)  # must come before the first child, because it may replace the forkserver
     predicted = composed.run_dir, composed.config, experiment, workers_here(experiment)
     prediction = Thread(target=save_prediction, args=predicted, daemon=True)
     prediction.start()

@@ -83,7 +83,7 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
         if not names:
             raise ConfigError(f"{folder} is neither a run directory nor a sweep directory")
         if not settings.dry_run:
-            write_run_list(folder)  # the sweep may have started on this machine
+            write_run_list(folder)  # runs.txt may be missing or out of date
         run_dirs, first, damaged = usable_runs(folder, names)
         rerun = first.sweep.rerun
     todo = to_submit(run_dirs, rerun, quiet=settings.dry_run)

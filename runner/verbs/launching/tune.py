@@ -6,7 +6,7 @@ from meshrunner.runner.process.signals import hold_stop_requests
 
 
 def tune(arguments: list[str]) -> int:
-    """Search all combinations of the given values, or a whole space if no key has several values. May raise ConfigError."""
+    """Search the combinations of the given values, or of a default `space` if each key has one value. May raise ConfigError."""
     warm()  # start early: the forkserver imports torch while Hydra composes here
     hold_stop_requests()
     with naming("composing the configuration"):

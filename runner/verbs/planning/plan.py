@@ -88,7 +88,7 @@ def _execute(jobs: list[Sequence[str]], overrides: list[str], options: Namespace
 
     if not jobs:
         return 1
-    # The rules were applied already. Checking them again would fail if these combinations lack a key that a rule names.
+    # sweep.exclude was applied already. Applying it again would fail if these combinations lack a key that it names.
     given = [[*(each for each in job if key_of(each) != "sweep.exclude"), "sweep.exclude=[]"] for job in jobs]
     verb, launcher = ("submit", ["hydra/launcher=slurm"]) if options.submit else ("run", [])
     return run_sweep(Composer(verb, overrides + launcher), jobs=given)

@@ -98,7 +98,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
         rows.append(("exchanged among experts", f"{_bytes(_exchanged(experiment, network, micro_batches))} a step"))
     if degrees.context > 1:
         method = experiment.parallelism.context_method
-        rows.append(("context", f"{degrees.context} neighbours share each sequence, by {method}"))
+        rows.append(("context", f"{degrees.context} neighbouring devices split each sequence, by {method}"))
     batch = f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens"
     rows.append(("data-parallel ranks", f"{degrees.data}"))
     rows.append(("global batch", f"{batch}, {micro_batches} micro batch{'es' * (micro_batches > 1)} per rank"))
@@ -157,8 +157,8 @@ def _memory(experiment: Experiment, units: Units, degrees: Degrees, device: Expe
 
 
 def _plan(experiment: Experiment, network: Network, plan: WrapPlan, units: Units, degrees: Degrees) -> Table:
-    """Return a table of FSDP units. A unit's parameters exclude nested units. Gathered and reduced bytes are per step, and not
-    known in a pipeline, whose schedule decides when units are gathered."""
+    """Return a table of FSDP units. A unit's parameters exclude nested units. Gathered and reduced bytes are per step. They are
+    unknown in a pipeline, where the schedule decides when to gather units."""
     from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
     micro_batches, shown = experiment.accumulation(degrees.data)[1], 5 if degrees.pipeline == 1 else 3
@@ -188,7 +188,7 @@ def _plan(experiment: Experiment, network: Network, plan: WrapPlan, units: Units
 
 
 def _buffers(experiment: Experiment, network: Network, units: Units, degrees: Degrees) -> Iterator[str]:
-    """Yield one line for all-gather and one for reduction buffers, with the peak bytes of each placement (such as max_pool)."""
+    """Yield two lines: the peak bytes of all-gather buffers and of reduction buffers, for each placement such as max_pool."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}

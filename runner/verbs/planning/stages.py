@@ -17,7 +17,7 @@ class Stage(NamedTuple):
     """A pipeline stage."""
 
     rank: int
-    """Number of the group of devices that holds the stage."""
+    """Pipeline rank that holds the stage: the index of a group of devices."""
     blocks: range
     modules: list[str]
     """Names of the stage's modules."""
@@ -47,7 +47,7 @@ def stages_of(experiment: Experiment, network: Network) -> list[Stage]:
 
 
 def largest_rank(stages: list[Stage]) -> int | None:
-    """Return the pipeline rank with most parameters, or None if there are no stages."""
+    """Return the pipeline rank with the most parameters, or None if there are no stages."""
     sizes: dict[int, int] = {}
     for stage in stages:
         sizes[stage.rank] = sizes.get(stage.rank, 0) + stage.parameters

@@ -81,7 +81,7 @@ def figures(rules: Iterable[Rule]) -> list[Figure]:
 
 
 def checked(rules: Sequence[Rule], comparison: Comparison, *, strict: bool) -> tuple[bool, list[str]]:
-    """Return whether a rule fails, and per rule a line for each outcome of its rows. If `strict`, an undecided rule fails too."""
+    """Return whether a rule fails, and a line with the rows of each rule and outcome. If `strict`, undecided rules fail, too."""
     if comparison.baseline is None:
         raise ConfigError(
             "--fail-if: there is no baseline; add --baseline KEY=VALUE, or name the baseline's directory first"

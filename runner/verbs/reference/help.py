@@ -36,7 +36,7 @@ HYDRA = {
     "hydra.job.name": "The text that ${hydra.job.name} inserts, for example in hydra.run.dir.",
     "hydra.job.id": "An id of a single run that ${hydra.job.id} inserts.",
     "hydra.job.num": "A number of a single run that ${hydra.job.num} inserts. A sweep numbers its runs.",
-    "hydra.job.config.override_dirname": "Format of ${hydra.job.override_dirname}: kv_sep, item_sep, exclude_keys.",
+    "hydra.job.config.override_dirname": "Format of ${hydra.job.override_dirname}, set by kv_sep, item_sep and exclude_keys.",
     "hydra.help": "Your own text for --help: app_name, header, footer, template.",
     "hydra.hydra_help": "Your own text for --hydra-help: hydra_help, template.",
     "hydra": "Hydra's settings that work in meshrunner, and replacements for the settings that do not.",

@@ -1,4 +1,4 @@
-"""Answers Hydra's information flags (--help, --cfg, --info) instead of executing the verb."""
+"""Answer Hydra's information flags (--help, --cfg, --info) without executing the verb."""
 
 from meshrunner.runner.config.compose import Composer
 

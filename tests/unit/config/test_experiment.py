@@ -142,12 +142,12 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism.context=2", "seq_len=254"],
             2,
-            "context parallelism cuts sequences into 2 x context (allgather)",
+            "sequences are cut into context (ulysses) or 2 x context (allgather) pieces",
         ),
         (
             ["parallelism.context=2", "parallelism.tensor=2", "seq_len=252"],
             4,
-            "equal pieces; use a seq_len that is a multiple of the number of pieces",
+            "times tensor if sequence_parallel; use a seq_len that is a multiple of the number of pieces",
         ),
         (
             ["parallelism.context=3", "parallelism.context_method=ulysses", "seq_len=255"],
