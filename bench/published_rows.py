@@ -34,7 +34,7 @@ SOURCES = {
         "[torchtitan](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md), "
         "December 2024. The runs used H100s with a power limit of 500 W. torchtitan's launch script set expandable segments. "
         "Weights were gathered in float8, except in the rows with tensor parallelism, which gathered activations in float8. With "
-        "pipelines, this communication overlapped with matmuls, which predictions do not model"
+        "pipelines, the gathers of activations overlapped with matmuls, which predictions do not model"
     ),
     "Trainy": (
         "[Trainy](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md) with "

@@ -66,7 +66,7 @@ class MegatronFSDP(Parallelism):
         except PackageNotFoundError:
             problem = "it is not installed"
         if problem:
-            return f"parallelism: megatron_fsdp needs megatron-fsdp {OLDEST}, but {problem}; pip install 'meshrunner[megatron]'"
+            return f"parallelism: megatron_fsdp needs megatron-fsdp {OLDEST} or later, but {problem}; pip install 'meshrunner[megatron]'"
         if self.nccl_registration and find_spec("megatron") is None and find_spec("apex") is None:
             return (
                 "parallelism.nccl_registration: NCCL registration needs Megatron-Core or Apex, and neither is installed; "
@@ -170,7 +170,7 @@ class MegatronFSDP(Parallelism):
         if self.zero == 0 or degrees.shard == 1:
             return Traffic(0, reduced if degrees.replicate > 1 else 0)
         calls = micro_batches * unit.calls
-        if self.zero < 3:  # unsharded after the first micro batch's forward and backward
+        if self.zero < 3:  # gathered in the first micro batch's forward, and again in its backward
             gathers = 2
         elif not unit.reshard_after_forward:
             gathers = 1

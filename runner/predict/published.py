@@ -12,8 +12,8 @@ from meshrunner.runner.console import counted
 from meshrunner.runner.rundir import parse_yaml
 
 CUDNN_UNKNOWN = (
-    ". hardware.efficiency is that of FlashAttention, but torch uses cuDNN's attention on this device, which may be faster. The "
-    "error therefore includes the whole share of attention in the step. `meshrunner calibrate` fits the rates to measured runs"
+    ". hardware.efficiency describes FlashAttention, but torch uses cuDNN's attention on this device, which may be faster. The "
+    "error therefore includes attention's share of the step time. `meshrunner calibrate` fits the rates to measured runs"
 )
 
 

@@ -195,7 +195,7 @@ def test_error_includes_attention_whose_speed_is_unknown(capsys: pytest.CaptureF
     share = 100 * cudnn["perf/seconds_by_part"]["attention"] / cudnn["perf/step_time_s"]
     assert share > 1
     assert cudnn["perf/error_pct"] == flash["perf/error_pct"] + math.ceil(share)
-    assert cudnn["perf/error_basis"].startswith(f"{flash['perf/error_basis']}. hardware.efficiency is that of Flash")
+    assert cudnn["perf/error_basis"].startswith(f"{flash['perf/error_basis']}. hardware.efficiency describes Flash")
     assert "`meshrunner calibrate`" in cudnn["perf/error_basis"]
     calibrated = planned(capsys, "hardware.calibrated={runs:3,error_pct:1.5}")
     assert calibrated["perf/error_pct"] == 1.5 and "cuDNN" not in calibrated["perf/error_basis"]

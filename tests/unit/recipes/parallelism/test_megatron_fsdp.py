@@ -41,8 +41,8 @@ def test_a_run_on_a_cpu_ends_before_it_starts(
 @pytest.mark.parametrize(
     ("installed", "expected"),
     [
-        (None, "needs megatron-fsdp 0.6.1, but it is not installed; pip install 'meshrunner[megatron]'"),
-        ("0.5.9", "needs megatron-fsdp 0.6.1, but 0.5.9 is installed; pip install 'meshrunner[megatron]'"),
+        (None, "needs megatron-fsdp 0.6.1 or later, but it is not installed; pip install 'meshrunner[megatron]'"),
+        ("0.5.9", "needs megatron-fsdp 0.6.1 or later, but 0.5.9 is installed; pip install 'meshrunner[megatron]'"),
         ("0.6.1", None),
         ("0.10.0", None),
     ],
