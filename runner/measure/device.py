@@ -150,8 +150,8 @@ def measured_peak(rate: str, context: WorkerContext) -> tuple[float, str]:
         known[key] = {"flops": best, "measured": time.strftime("%Y-%m-%d")}
         write_json(path, known)
     return best, (
-        f"MFU is unknown in steps that were faster than the CPU's peak of {before['flops'] / 1e12:.4g} TFLOP/s, measured on "
-        f"{before['measured']}, perhaps while other programs ran; a new measurement found {best / 1e12:.4g} TFLOP/s"
+        f"MFU is unknown in steps that were faster than the CPU's peak, measured on {before['measured']}. The measured peak of "
+        f"{before['flops'] / 1e12:.4g} TFLOP/s may be too low. A new measurement found {best / 1e12:.4g} TFLOP/s"
     )
 
 

@@ -104,7 +104,7 @@ def _settings(folder: Path) -> dict[str, Any]:
         return JsonFile.load(folder / SLURM_SETTINGS).as_json()
     except (OSError, ValueError) as error:
         why = unreadable(SLURM_SETTINGS, error)
-        raise ConfigError(f"damaged: {folder}: {why}; delete {SLURM_SETTINGS} to use the defaults") from None
+        raise ConfigError(f"{folder}: {why}; delete {SLURM_SETTINGS} to use the defaults") from None
 
 
 def _wait_for_one(run_dir: Path) -> int:

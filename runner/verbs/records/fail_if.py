@@ -94,7 +94,7 @@ def checked(rules: Sequence[Rule], comparison: Comparison, *, strict: bool) -> t
                 outcome, words = rule.outcome(row, against, comparison)
                 rows[outcome].append(f"{comparison.name(row)}: {words}")
             elif comparison.baseline[0] == DIRECTORY and row.key not in used:
-                rows[UNDECIDED].append(f"{comparison.name(row)}: no row is compared with this row")
+                rows[UNDECIDED].append(f"{comparison.name(row)}: this baseline has no row to compare")
         if not any(rows.values()):
             rows[UNDECIDED] = ["no row is compared"]
         failed = failed or bool(rows[FAILED] or (strict and rows[UNDECIDED]))
