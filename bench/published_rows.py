@@ -125,7 +125,7 @@ def titan(
 
 def pipelined(schedule: str, wps: float, reserved: float) -> Row:
     """Return a run of December 2024 with a pipeline, in which communication of tensor parallelism overlapped with matmuls."""
-    more = *WITH_PIPELINE, f"parallelism.pipeline_schedule={schedule}"
+    more = *WITH_PIPELINE, f"parallelism.pipeline_schedule={schedule}", "compile.async_tensor_parallel=true"
     row = titan("titan 2024-12", (H100, 64), "llama3_405b", "full", (8192, 4), wps, reserved, *more)
     return row._replace(name=f"{row.name}, pipeline 8, {schedule}", other_program=True)
 

@@ -35,6 +35,10 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
     if layout.context > 1:
         split_sequences(network, context_group(mesh, layout), layout.context_method, recipe.seq_len)
     tensor_parallel = split_model(network, mesh, layout)
+    if recipe.compile.async_tensor_parallel and device.type != "meta":
+        from meshrunner.recipes.compile.async_tensor_parallel import fuse_collectives
+
+        fuse_collectives(mesh.get_group("tensor"))
     parameters = sum(parameter.numel() for parameter in network.parameters())
     # 3. The wrap plan also uses module names, so it precedes the checkpoint wrappers.
     plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))

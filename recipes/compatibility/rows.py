@@ -84,6 +84,14 @@ ROWS = [
     ),
     Conflict(
         when=lambda r, p, d: (
+            r.compile.async_tensor_parallel and not (r.compile.is_partitioned and d.tensor > 1 and p.sequence_parallel)
+        ),
+        where="compile.async_tensor_parallel",
+        reason="inductor overlaps matmuls only with the all-gathers and reduce-scatters of sequence parallelism",
+        instead="compile=per_block with parallelism=fsdp2_tp or tp, or compile.async_tensor_parallel=false",
+    ),
+    Conflict(
+        when=lambda r, p, d: (
             max(d.tensor, p.expert, d.context) > 1
             and r.compile.is_partitioned
             and r.activation_checkpoint.kind == "memory_budget"

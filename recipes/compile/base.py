@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+ASYNC_TP_FUSED = "async_tensor_parallel_fused"
+"""Name of inductor's counter of operators that combine a tensor-parallel collective with matmuls."""
 WARM_UP = 2
 """Number of steps before the step that is captured as a CUDA graph. The first steps create objects that cannot be created during
 a capture: the optimizer's state, communicators and compiled code."""
@@ -33,6 +35,8 @@ class Compile(Option):
 
     cuda_graph: bool = False
     """Whether to capture the third step as a CUDA graph and replay it. Needs a GPU."""
+    async_tensor_parallel: bool = False
+    """Whether inductor splits tensor-parallel matmuls into pieces that overlap with their communication. Needs GPUs."""
 
     @property
     def is_partitioned(self) -> bool:
@@ -56,6 +60,8 @@ class Compile(Option):
     def unsupported(self, device_type: str) -> str | None:
         if self.cuda_graph and device_type != "cuda":
             return "compile.cuda_graph: a CUDA graph needs a GPU; use compile.cuda_graph=false"
+        if self.async_tensor_parallel and device_type != "cuda":
+            return "compile.async_tensor_parallel: the ranks must be GPUs; use compile.async_tensor_parallel=false"
         return None
 
     def configure(self, *, emulate_casts: bool) -> None:

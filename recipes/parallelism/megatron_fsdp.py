@@ -66,7 +66,8 @@ class MegatronFSDP(Parallelism):
         except PackageNotFoundError:
             problem = "it is not installed"
         if problem:
-            return f"parallelism: megatron_fsdp needs megatron-fsdp {OLDEST} or later, but {problem}; pip install 'meshrunner[megatron]'"
+            needed = f"megatron-fsdp {OLDEST} or later"
+            return f"parallelism: megatron_fsdp needs {needed}, but {problem}; pip install 'meshrunner[megatron]'"
         if self.nccl_registration and find_spec("megatron") is None and find_spec("apex") is None:
             return (
                 "parallelism.nccl_registration: NCCL registration needs Megatron-Core or Apex, and neither is installed; "

@@ -56,6 +56,8 @@ def _emulation_problems(experiment: Experiment, workers: int) -> list[str]:
         found.append(
             f"launch.emulate: the communication of this run cannot be predicted: {reason}; use launch.emulate=null"
         )
+    if experiment.compile.async_tensor_parallel:
+        found.append("compile.async_tensor_parallel: an emulated rank cannot access other ranks' memory; use false")
     if checkpoint.saves or checkpoint.load is not None:
         found.append("checkpoint: the weights of an emulated rank mean nothing; use checkpoint=none")
     return found

@@ -38,6 +38,8 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
         say(f"data: {empty:,} documents were left out because their text is empty or null")
     for late in summary.late_recompiles:
         warn(f"step {late.step} is excluded from the measured window because torch recompiled code: {late.reason}")
+    if summary.async_tp_fused == 0:
+        warn("compile.async_tensor_parallel had no effect: inductor found no collective to fuse with a matmul")
     _print_profile(run_dir, summary)
     if outcome.state != "completed":
         say(f"\n{outcome.state}: {outcome.reason}", to_stderr=True)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._dynamo.utils import calculate_time_spent, counters, get_compilation_metrics
 
+from meshrunner.recipes.compile.base import ASYNC_TP_FUSED, Compile
 from meshrunner.recipes.errors import NotRecorded
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.measure.device import CudaDevice, HostDevice, peak_flops, peak_remark
@@ -231,7 +232,7 @@ class RunMeter:
         if self.context.records:
             memory = self.device.row(merge_ranks(self.device.keys, ranks_memory))
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
-                self._add_to_summary(compile_facts() if self.compile_time else {})
+                self._add_to_summary(compile_facts(self.experiment.compile) if self.compile_time else {})
             window = self.window_begin - window_begin
             rows = self.rows.of(steps, norms, ranks_steps, window=window, times=times)
             if self.context.emulated:
@@ -277,13 +278,15 @@ def recompile_reasons() -> list[str]:
     return [f"{each.co_name}: {each.recompile_reason}" for each in get_compilation_metrics() if each.recompile_reason]
 
 
-def compile_facts() -> dict[str, Any]:
+def compile_facts(compilation: Compile) -> dict[str, Any]:
     """Return the entries of summary.json about compilation, such as `compile/graph_breaks`."""
-    return {
+    inductor = counters["inductor"]
+    fused = {"compile/async_tp_fused": inductor[ASYNC_TP_FUSED]} if compilation.async_tensor_parallel else {}
+    return fused | {
         "compile/graphs": counters["stats"]["unique_graphs"],
         "compile/graph_breaks": dict(counters["graph_break"]),
         "compile/recompiles": recompile_reasons(),
         # Compile times depend on whether Inductor's cache contained the forward and backward graphs.
-        "compile/cache_hits": counters["inductor"]["fxgraph_cache_hit"],
-        "compile/cache_misses": counters["inductor"]["fxgraph_cache_miss"],
+        "compile/cache_hits": inductor["fxgraph_cache_hit"],
+        "compile/cache_misses": inductor["fxgraph_cache_miss"],
     }

@@ -53,7 +53,8 @@ class Workload:
         rates = GPURates(hardware, self.fp32_rate, self.workers)
         if self.experiment.compile.cuda_graph:
             rates.host_s = 0.0  # the host issues one graph per step
-        return SimulatedClock(rates)
+        overlaps = self.experiment.compile.async_tensor_parallel
+        return SimulatedClock(rates, self.experiment.parallelism.tensor if overlaps else 1)
 
     def without(self, kind: type[Any] | UnionType) -> Self:
         """Return a copy without the events of type `kind`."""

@@ -96,6 +96,8 @@ class Summary(JsonFile):
     data: dict[str, Any] | None = None
     """Description of the training data: tokenizer, hashes and size."""
     late_recompiles: Annotated[list[Recompilation], null_as([])] = under("compile/late_recompiles", [])
+    async_tp_fused: Count | None = under("compile/async_tp_fused")
+    """Number of operators in compiled code that overlap a tensor-parallel collective with matmuls."""
     verdict: Text | None = under(VERDICT)
     cold: bool | None = None
     """Whether the run was the first run of its command. Later runs of a command can reuse warm processes and caches."""

@@ -39,8 +39,12 @@ class StepTime(NamedTuple):
 class SimulatedClock:
     """Clock of one device and its host. The clock must receive the events of a trace in order."""
 
-    def __init__(self, rates: Rates) -> None:
-        self.rates = rates
+    def __init__(self, rates: Rates, tensor: int = 1) -> None:
+        """tensor: size of the groups of neighbouring ranks that use `compile.async_tensor_parallel`. In such a group, all pieces
+        of the data but one are transferred during the matmuls before or after the collective (Wang et al. 2023)."""
+        self.rates, self._tensor = rates, tensor
+        self._gather_s = self._matmul_s = 0.0
+        """Seconds of the last all-gather that later matmuls can hide, and of the last matmul that a reduce-scatter can hide."""
         self.host = 0.0
         """Time at which the host issues its next operation."""
         self._streams: dict[int, float] = {COMPUTE: 0.0}
@@ -125,12 +129,16 @@ class SimulatedClock:
             seconds = max(seconds, flops / self._flops_per_second(kind, dtype))
         seconds += self.rates.kernel_s
         self.host += self.rates.host_s
-        self._streams[stream] = max(self.done_at(stream), self.host) + seconds
+        hidden = min(seconds, self._gather_s) if kind == "matmul" else 0.0
+        self._streams[stream] = max(self.done_at(stream), self.host) + seconds - hidden
         part = kind.removesuffix("_backward")  # attention_backward counts as attention
         self._work["optimizer" if phase.part in ("update", "optimizer") else part] += seconds
         if stream == COMPUTE:
             self._work["computing"] += seconds
             self._since_collective += seconds
+            self._gather_s, self._matmul_s = (
+                (self._gather_s - hidden, seconds - hidden) if kind == "matmul" else (0.0, 0.0)
+            )
 
     def _collective(self, collective: Collective) -> None:
         name, stream, _, ranks, nbytes = collective
@@ -139,6 +147,11 @@ class SimulatedClock:
         seconds = self._collective_s(name, ranks, nbytes) + self.rates.waiting_s(len(ranks), self._since_collective)
         self._since_collective = 0.0
         self.host += self.rates.host_s
-        begins = max(self.done_at(stream), self._groups.get(ranks, 0.0), self.host)
-        self._groups[ranks] = self._streams[stream] = begins + seconds
+        begins, hidden = max(self.done_at(stream), self._groups.get(ranks, 0.0), self.host), 0.0
+        if len(ranks) == self._tensor == ranks[-1] - ranks[0] + 1:
+            if name == "all_gather":
+                self._gather_s = seconds * (1 - 1 / self._tensor)
+            elif name == "reduce_scatter":
+                hidden = min(seconds * (1 - 1 / self._tensor), self._matmul_s)
+        self._groups[ranks] = self._streams[stream] = begins + seconds - hidden
         self._work["communication"] += seconds

@@ -304,6 +304,24 @@ def test_all_problems_are_listed_together() -> None:
             2,
             "replay their own CUDA graphs, which a captured step cannot contain",
         ),
+        *(
+            (
+                [*f"parallelism={layout}".split(), "compile.async_tensor_parallel=true"],
+                4,
+                "use compile=per_block with parallelism=fsdp2_tp or tp, or compile.async_tensor_parallel=false",
+            )
+            for layout in (
+                "fsdp2 compile=per_block",
+                "fsdp2_tp",
+                "fsdp2_tp compile=per_block compile.backend=aot_eager",
+                "fsdp2_tp compile=per_block parallelism.sequence_parallel=false",
+            )
+        ),
+        (
+            ["parallelism=fsdp2_tp", "compile=per_block", "compile.async_tensor_parallel=true", "launch.emulate=0"],
+            4,
+            "an emulated rank cannot access other ranks' memory",
+        ),
         (["parallelism=fsdp1_tp", "model.tie_embeddings=true"], 4, "FSDP1 does not keep parameters tied"),
         (["parallelism=fsdp2_tp", "seq_len=255"], 4, "parallelism.tensor does not divide seq_len"),
         (["model.freeze=[nothing.*]"], 2, "'nothing.*' matches no parameter"),

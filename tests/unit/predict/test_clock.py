@@ -227,6 +227,26 @@ def test_steps_are_timed_separately() -> None:
         assert ms(timed.seconds_by_part["communication"]) == 1
 
 
+def test_matmuls_hide_all_but_one_piece_of_tensor_parallel_collectives() -> None:
+    def took(*entries: TraceEvent, ranks: tuple[int, ...] = (2, 3)) -> float:
+        run = SimulatedClock(GPURates(gpu(), "tf32", 8), tensor=2)
+        (gathered,) = (each for each in entries if isinstance(each, Collective))
+        for entry in entries:
+            if isinstance(entry, Collective):
+                for event in (*waited(NETWORK, 0), gathered._replace(ranks=ranks), *waited(0, NETWORK)):
+                    run.take(event)
+            else:
+                run.take(entry)
+        return ms(run.done_at(0))
+
+    scatter = gather(4)._replace(name="reduce_scatter")
+    assert took(gather(4), product(3)) == 5 and took(product(3), scatter) == 5
+    assert took(gather(4), product(1), product(0.5), product(7)) == 10.5
+    assert took(product(1), scatter) == 4
+    assert took(gather(4), copy(1), product(3)) == 8 and took(product(3), copy(1), scatter) == 8
+    assert took(gather(4), product(3), ranks=(2, 4)) == 7
+
+
 def test_a_hundred_thousand_entries_take_less_than_a_second() -> None:
     """A step of a model with 7 billion parameters; CPU time, and generous for a busy machine."""
     allocation = Allocation(512, "temporary", FORWARD, 0, 0)
