@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.model.network import Network
 
-FLOAT8_ALIGNMENT = 16
-"""Number that must divide every dimension of a float8 matmul: both dimensions of a weight, and the tokens of a micro batch."""
-
 
 class Precision(Option):
     """The dtypes that a model computes and communicates in."""
@@ -44,8 +41,13 @@ class Precision(Option):
 
     @property
     def scales_rows(self) -> bool:
-        """Whether each row of a float8 tensor has its own scale."""
+        """Whether each row of a float8 tensor has its own scale, or several scales."""
         return False
+
+    @property
+    def alignment(self) -> int:
+        """Number that must divide every dimension of a matmul: both dimensions of a weight, and the tokens of a micro batch."""
+        return 1
 
     def on(self, device_type: str) -> Precision:
         """Return this option, or the precision that `auto` chooses (fp32 on `cpu` devices, bf16 on `cuda` devices)."""
@@ -123,8 +125,9 @@ class BF16(Precision):
 class Float8(BF16):
     """Linear layers multiply in float8: inputs, weights and output gradients are scaled and cast before each matmul."""
 
-    scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
-    """One scale per tensor (fastest) or per row (more accurate). rowwise_with_gw_hp: per row, with weight gradients in bf16."""
+    scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"]
+    """One scale per tensor (fastest) or per row (more accurate). rowwise_with_gw_hp: per row, with weight gradients in bf16.
+    mxfp8: one power of two per 32 elements of a row (OCP Microscaling Formats 1.0). Needs a Blackwell GPU."""
     all_gather: bool
     """Whether to all-gather weights in float8 instead of bf16, which halves the traffic. Needs FSDP2 and tensorwise scaling."""
     skip: list[str]
@@ -145,6 +148,10 @@ class Float8(BF16):
         return self.scaling != "tensorwise"
 
     @property
+    def alignment(self) -> int:
+        return 32 if self.scaling == "mxfp8" else 16
+
+    @property
     def param_bytes(self) -> int:
         return 1 if self.all_gather else 2
 
@@ -157,7 +164,7 @@ class Float8(BF16):
             return "precision: float8 needs a GPU; use precision=bf16, or precision.emulate=true (no faster than bf16)"
         import torch
 
-        needed = (9, 0) if self.scales_rows else (8, 9)
+        needed = {"tensorwise": (8, 9), "mxfp8": (10, 0)}.get(self.scaling, (9, 0))
         if torch.version.hip is not None or (has := torch.cuda.get_device_capability()) >= needed:
             return None
         return (
@@ -167,20 +174,24 @@ class Float8(BF16):
 
     def convert(self, network: Network) -> None:
         from torch import nn
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         chosen = {
             name
             for name, module in network.named_modules(remove_duplicate=False)
             if isinstance(module, nn.Linear)
-            and not any(size % FLOAT8_ALIGNMENT for size in module.weight.shape)
+            and not any(size % self.alignment for size in module.weight.shape)
             and not any(fnmatchcase(name, pattern) for pattern in self.skip)
         }
         if not chosen:
             raise ConfigError(
-                f"precision: no linear layer can use float8. A layer needs dimensions that are multiples of {FLOAT8_ALIGNMENT} "
+                f"precision: no linear layer can use float8. A layer needs dimensions that are multiples of {self.alignment} "
                 f"and a name that no pattern of precision.skip matches ({', '.join(self.skip)}); use precision=bf16"
             )
+        if self.scaling == "mxfp8":
+            _convert_to_mxfp8(network, chosen, emulate=self.emulate)
+            return
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
         config = Float8LinearConfig.from_recipe_name(self.scaling)
         config = replace(config, enable_fsdp_float8_all_gather=self.all_gather, emulate=self.emulate)
         convert_to_float8_training(network, module_filter_fn=lambda _, name: name in chosen, config=config)
@@ -190,6 +201,20 @@ class Float8(BF16):
             from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
             precompute_float8_dynamic_scale_for_fsdp(model)  # one all-reduce for all weights instead of one per weight
+
+
+def _convert_to_mxfp8(network: Network, names: set[str], *, emulate: bool) -> None:
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    kernels = KernelPreference.EMULATED if emulate else KernelPreference.AUTO
+    for name in names:
+        old = network.get_submodule(name)
+        new = MXFP8Linear(
+            old.in_features, old.out_features, old.bias is not None, device="meta", kernel_preference=kernels
+        )
+        new.weight, new.bias = old.weight, old.bias
+        network.set_submodule(name, new)
 
 
 class AutoPrecision(Precision):

@@ -43,6 +43,8 @@ ACTIVE_ERROR_PCT = 2.0
 """Bound on the error of the predicted peak of active memory, in percent (from docs/measurements/plan.md)."""
 RESERVED_ERROR_PCT = 8.0
 """Bound on the error of the predicted peak of reserved memory, in percent (from docs/measurements/plan.md)."""
+REACH = 0.25
+"""Relative excess of memory up to which a search needs the speed of a run, in case measured memory is below the prediction."""
 RESERVED_PER_ACTIVE, PARTLY_USED = 2.5, 2**28
 """Bound on reserved memory: a multiple of active memory, plus bytes for mostly unused segments. The largest ratio of reserved to
 active memory is 2.29 in predictions (see docs/measurements/plan.md) and 1.37 in published runs. The margin covers errors."""
@@ -60,7 +62,8 @@ def predict(
 
     `active_only` predicts reserved memory only if active memory does not decide whether the run fits. `active_only` is faster,
     because it traces two models with fewer blocks if possible. `with_timeline` adds memory over time, and traces the full model.
-    The speed is also predicted for each of `variants`, which are copies of the device with other rates.
+    The speed is also predicted for each of `variants`, which are copies of the device with other rates, unless memory exceeds
+    the device's by more than REACH.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.parallelism.untraceable():
@@ -101,7 +104,7 @@ def predict(
         points = replayed.points if replayed else points_without_allocator(trace.events, trace.last_step)
         over_time = timeline(points, _capacity(device), round(device.memory_gib * GIB))
     wps_on: tuple[float, ...] = ()
-    if variants and speed is not None and verdict.answer != DOES_NOT_FIT:
+    if variants and speed is not None and _need(worst)[1] * GIB <= (1 + REACH) * _capacity(device):
         wps_on = tuple(map(workload.without(MemoryEvent).wps, variants))
     return Forecast(verdict, memory, speed, tuple(remarks), over_time, wps_on, rank)
 

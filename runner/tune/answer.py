@@ -31,7 +31,7 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
     runs = search.runs()
     for number, run in search.failed(runs).items():
         say(one_line(f"no speed: {search.names[number]}: {run.state} {run.reason}"))
-    cells = [found for cell in search.survey.cells if (found := search.found(runs, cell)) is not None]
+    cells = [found for cell in search.cells(runs) if (found := search.found(runs, cell)) is not None]
     if not cells:
         raise ConfigError("tune: no run has completed")
     comparison, _ = compare_sweep(search.sweep_dir)
@@ -57,7 +57,7 @@ def _answer(config: DictConfig, search: Search, comparison: Comparison, found: F
     equal = map(search.number_of, search.equal(found, comparison))
     if others := [search.names[number] for number in equal if number != best]:
         say(f"Within noise of this speed: {', '.join(others)}.")
-    cell = next(cell for cell in search.survey.cells if best in cell)
+    cell = next(cell for cell in search.cells(search.runs()) if best in cell)
     many = f"{len(found.tried)} of {len(cell):,} were run"
     faster = f"more than {100 * bound:.1f}% faster" if bound >= 0.0005 else "faster"
     space = "this space" if len(search.survey.cells) == 1 else "this cell"

@@ -15,6 +15,7 @@ from meshrunner.runner.compare.runs import Row, Run, glance
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.resumable import check_existing
 from meshrunner.runner.console import say
+from meshrunner.runner.predict import DOES_NOT_FIT
 from meshrunner.runner.rundir import CRASHED, RESULTS, Status, in_round, repeat_number, run_names
 from meshrunner.runner.sweep.combinations import SweepBatch
 from meshrunner.runner.sweep.tally import speed_of
@@ -26,6 +27,9 @@ WAVE = 4
 """Maximum number of runs in a wave (batch of runs) of the search."""
 NOISE = {"cuda": 0.03, "cpu": 0.06}
 """Assumed standard deviation of the logarithm of a measured speed within a wave, by type of device."""
+STEP = 0.08
+"""A combination that is predicted not to fit may be tried if a run completed whose predicted memory is at most 8% lower. The
+predicted peak of reserved memory has an error of up to 8%."""
 UNLIKELY = 0.05
 """The search ends when a combination that is faster by more than tune.tolerance is less probable than this value."""
 
@@ -56,6 +60,8 @@ class Search:
         """Number of each combination, keyed by the directory name that its run would have in the first wave."""
         experiment = survey.jobs[0].experiment
         self.settings, self.seed, self.max_repeat = experiment.tune, experiment.seed, experiment.sweep.max_repeat
+        self.peaks = np.array([job.plan.get("memory/peak_active_gib") or 0.0 for job in self.jobs])
+        """Predicted peak of active memory of each combination, in GiB."""
         self.noise = NOISE[expected_devices(experiment).type]
 
     def runs(self) -> list[tuple[int, int, Run]]:
@@ -72,6 +78,14 @@ class Search:
         completed = {number for number, _, run in runs if speed_of(run)}
         return {number: run for number, _, run in runs if number not in completed}
 
+    def cells(self, runs: list[tuple[int, int, Run]]) -> list[list[int]]:
+        """Return the cells of the survey without combinations that are predicted not to fit. If a run completes, combinations
+        that need little more memory may fit, too, contrary to their prediction, so they stay. `runs`: result of `runs()`."""
+        completed = max((self.peaks[number] for number, _, run in runs if speed_of(run)), default=0.0)
+        fits = np.array([job.plan["verdict"] != DOES_NOT_FIT for job in self.jobs])
+        fits |= self.peaks <= (1 + STEP) * completed
+        return [[number for number in cell if fits[number]] for cell in self.survey.cells]
+
     def found(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Found | None:
         """Return a cell's measured runs and the posterior, or None if no run is measured. `runs`: result of `runs()`."""
         belief = self._belief(runs, cell)
@@ -86,7 +100,7 @@ class Search:
         if left := [number for number, wave, run in runs if wave == last and run.state not in RESULTS | CRASHED]:
             return self._batch(left, last)
         chosen: list[int] = []
-        for cell in self.survey.cells:
+        for cell in self.cells(runs):
             found = self.found(runs, cell)
             chosen = self._chosen(found, runs, cell)
             if found is not None and any(wave == last and number in cell for number, wave, _ in runs):
@@ -135,10 +149,9 @@ class Search:
         out of memory, also rule out combinations that are predicted to need at least as much memory."""
         belief = self.survey.prior.after(_measured(runs), self.noise)
         failed = self.failed(runs)
-        peaks = np.array([job.plan.get("memory/peak_active_gib") or 0.0 for job in self.jobs])
-        least = min((peaks[number] for number, run in failed.items() if run.state == "oom"), default=np.inf)
-        numbers = np.arange(len(peaks))
-        ruled_out = (peaks >= least) | np.isin(numbers, [*failed]) | ~np.isin(numbers, cell)
+        least = min((self.peaks[number] for number, run in failed.items() if run.state == "oom"), default=np.inf)
+        numbers = np.arange(len(self.jobs))
+        ruled_out = (self.peaks >= least) | np.isin(numbers, [*failed]) | ~np.isin(numbers, cell)
         return belief._replace(mean=np.where(ruled_out, -np.inf, belief.mean))
 
     def _batch(self, numbers: list[int], wave: int) -> SweepBatch:

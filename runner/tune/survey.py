@@ -44,6 +44,7 @@ class Survey(NamedTuple):
     """The combinations of a space that can run, and the prior distribution of their speeds."""
 
     jobs: list[Combination]
+    """Combinations whose speeds were predicted. Some of them are predicted not to fit (see `Search.cells`)."""
     names: list[str]
     """Short name of each combination, such as `fsdp2 full micro_batch=2`."""
     prior: Prior
@@ -66,27 +67,28 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
     points = points_for(spread)
     devices = [scaled(hardware, dict(zip((c.key for c in constants), np.exp(p), strict=True))) for p in points]
     forecasts = _predicted(sweep_dir, possible, hardware, devices)
-    fits = [
+    candidates = [
         (replace(job, plan=found["plan"]), np.log(found["wps"]))
         for job, found in zip(possible, forecasts, strict=True)
         if found["wps"]
     ]
     impossible = [job.reason for job in jobs if job.reason]
-    left_out = [found["plan"] for found in forecasts if not found["wps"]]
+    fitting = [number for number, (job, _) in enumerate(candidates) if job.plan["verdict"] != DOES_NOT_FIT]
+    left_out = [found["plan"] for found in forecasts if not found["wps"] or found["plan"]["verdict"] == DOES_NOT_FIT]
     unpredicted = [plan["reason"] for plan in left_out if plan["verdict"] != DOES_NOT_FIT]
     parts = f"{len(impossible):,} impossible, {len(left_out) - len(unpredicted):,} do not fit"
     parts += f", {len(unpredicted):,} cannot be predicted" * bool(unpredicted)
-    if not fits:
+    if not fitting:
         raise ConfigError(f"tune: no combination is left to run: {parts}. First: {left_out[0]['reason']}")
     varied = varying([job.overrides for job in jobs])
-    own = [[each for each in job.overrides if each in varied] for job, _ in fits]
+    own = [[each for each in job.overrides if each in varied] for job, _ in candidates]
     names = [" ".join(map(short_override, each)) or "defaults" for each in own]
-    speeds = np.array([speed for _, speed in fits])
-    best = int(speeds.mean(axis=1).argmax())
-    lines = [f"{counted(len(jobs), 'combination')}: {parts}, {len(fits):,} left; predicted best: {names[best]}"]
+    speeds = np.array([speed for _, speed in candidates])
+    best = max(fitting, key=lambda number: speeds[number].mean())
+    lines = [f"{counted(len(jobs), 'combination')}: {parts}, {len(fitting):,} left; predicted best: {names[best]}"]
     lines += _frequent(impossible + unpredicted)
     options = [{key_of(each): each.partition("=")[2] for each in overrides} for overrides in own]
-    left = [job for job, _ in fits]
+    left = [job for job, _ in candidates]
     return Survey(left, names, Prior(Response(points, speeds), spread, options), _cells(left), lines)
 
 

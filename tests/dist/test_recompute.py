@@ -239,9 +239,10 @@ def step_of_float8(overrides: tuple[str, ...]) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout", ["parallelism=fsdp2", "parallelism=fsdp2 precision.all_gather=true", "parallelism=fsdp1"]
+    "layout",
+    ["parallelism=fsdp2", "parallelism=fsdp2 precision.all_gather=true", "parallelism=fsdp1", "parallelism=tp"],
 )
-@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"])
 def test_float8_stays_near_bf16(layout: str, scaling: str) -> None:
     pytest.importorskip("torchao")
     if scaling != "tensorwise" and "all_gather" in layout:

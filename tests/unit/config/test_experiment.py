@@ -244,7 +244,12 @@ def test_all_problems_are_listed_together() -> None:
         ),
         (["parallelism=single"], 2, "single trains on one device"),
         (["parallelism=single", "precision=float8"], 1, "use precision=bf16, or parallelism=fsdp2 parallelism.shard=1"),
-        (["precision=float8", "seq_len=24", "micro_batch=1"], 1, "use a multiple of 16 for micro_batch x seq_len"),
+        (
+            ["precision=float8", "seq_len=24", "micro_batch=1"],
+            1,
+            "use a multiple of 16 (mxfp8: 32) for micro_batch x seq_len",
+        ),
+        (["precision=mxfp8", "seq_len=48", "micro_batch=1"], 1, "must be a multiple of 16, or of 32 for mxfp8"),
         (
             ["parallelism=ddp", "precision=bf16", "precision.reduce=bf16"],
             2,

@@ -8,7 +8,7 @@ from meshrunner.recipes.assembly import recompute_and_compile
 from tests.composed import experiment
 
 
-@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"])
 def test_compiled_code_rounds_as_eager_code_does_with_scales_per_row(scaling: str) -> None:
     import torch._inductor.config as inductor
 

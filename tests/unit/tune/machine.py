@@ -13,6 +13,7 @@ from meshrunner.runner.calibrate.fit import OF_GPU, constant
 from meshrunner.runner.config.hardware import GPU, known_gpus
 from meshrunner.runner.predict import Forecast, Verdict, not_planned
 from meshrunner.runner.predict.forecast import DOES_NOT_FIT, FITS, MemoryForecast
+from meshrunner.runner.predict.predict import REACH
 from meshrunner.runner.rundir.files import STATUS, SUMMARY, write_json
 from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.rundir.states import read_state
@@ -96,7 +97,7 @@ class Machine:
                 found.append(not_planned(reason))
                 continue
             answer = FITS if self.gib(work) <= self.limit_gib else DOES_NOT_FIT
-            speeds = tuple(np.exp(log_speed(work, points))) if answer == FITS else ()
+            speeds = tuple(np.exp(log_speed(work, points))) if self.gib(work) <= (1 + REACH) * self.limit_gib else ()
             found.append(_forecast(answer, self.gib(work), speeds))
         return found
 

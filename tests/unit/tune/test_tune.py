@@ -16,9 +16,10 @@ from meshrunner.runner import cli
 from meshrunner.runner.compare.runs import glance
 from meshrunner.runner.config.compose import Composer
 from meshrunner.runner.rundir import repeat_number, run_names
+from meshrunner.runner.rundir.run import read_config
 from meshrunner.runner.sweep import combinations, hydra_launchers
 from meshrunner.runner.sweep.combinations import SweepBatch
-from meshrunner.runner.tune import answer, survey, sweeper
+from meshrunner.runner.tune import answer, search, survey, sweeper
 from tests.unit.tune.machine import GRID, LAYOUTS, Machine, Work
 
 FIXED = ("hardware=h100_80gb", "launch.workers=8", "tracker=none", "global_batch=64", "hydra.sweep.dir=sweep")
@@ -156,6 +157,19 @@ def test_combinations_that_do_not_fit_never_run(
     tune(machine, monkeypatch)
     assert "24 combinations: 0 impossible, 12 do not fit, 12 left" in capsys.readouterr().out
     assert behind(machine, best(folder)) <= 0.02
+
+
+@pytest.mark.parametrize(("step", "largest_gib"), [(0.08, 32.0), (0.3, 40.0)])
+def test_a_completed_run_near_the_limit_moves_the_margin(
+    step: float, largest_gib: float, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Micro batch 4 with recomputation needs 32 GiB and fits. Micro batch 2 without recomputation needs 40 GiB."""
+    machine = Machine(8, limit_gib=38)
+    monkeypatch.setattr(search, "STEP", step)
+    tune(machine, monkeypatch)
+    assert max(machine.gib(Work.of(read_config(folder / name))) for name in run_names(folder)) == largest_gib
+    assert machine.gib(best(folder)) == largest_gib
+    assert "24 combinations: 0 impossible, 12 do not fit, 12 left" in capsys.readouterr().out
 
 
 def test_what_is_left_out_gets_its_reason(
