@@ -97,6 +97,10 @@ class Recipe(Section):
         settings = layout.pipeline_schedule, layout.pipeline, layout.stages_per_rank, layout.pipeline_split
         return stage_problems(*settings, blocks=self.model.pipeline_blocks, micro_batches=micro_batches)
 
+    def untraceable(self) -> str | None:
+        """Return the reason why a step cannot be traced on the meta device, or None if tracing is possible."""
+        return self.parallelism.untraceable() or self.precision.untraceable()
+
     def host_bytes(self, ranks: int) -> int | None:
         """Return the bytes of host memory that each of `ranks` ranks may use on CPUs, or None if the limit is unknown."""
         return None

@@ -53,6 +53,10 @@ class Precision(Option):
         """Return this option, or the precision that `auto` chooses (fp32 on `cpu` devices, bf16 on `cuda` devices)."""
         return self
 
+    def untraceable(self) -> str | None:
+        """Return the reason why a step cannot be traced on the meta device, or None if tracing is possible."""
+        return None
+
     def convert(self, network: Network) -> None:
         """Replace linear layers of a meta-device network by float8 layers with equal parameters, if this option uses float8."""
 
@@ -171,6 +175,10 @@ class Float8(BF16):
             f"precision: float8 with scaling={self.scaling} needs compute capability {needed[0]}.{needed[1]}, "
             f"but this GPU has {has[0]}.{has[1]}; use precision=bf16"
         )
+
+    def untraceable(self) -> str | None:
+        mxfp8 = self.scaling == "mxfp8" and not self.emulate
+        return "precision.scaling=mxfp8 uses Triton kernels of torchao, which exist only on a GPU" if mxfp8 else None
 
     def convert(self, network: Network) -> None:
         from torch import nn

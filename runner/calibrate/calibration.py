@@ -136,7 +136,7 @@ def _candidate(name: str, row: Row) -> _Candidate:
         raise ConfigError("the records of the run do not name its devices")
     experiment = check(with_value(run.config, "launch.workers", workers)).on(device_type)
     consistency.fit(experiment, workers)
-    if reason := experiment.parallelism.untraceable():
+    if reason := experiment.untraceable():
         raise ConfigError(reason)
     if device_type == "cpu":
         tflops, rate = summary.peak_tflops, summary.peak_rate

@@ -45,14 +45,14 @@ def fit(experiment: Experiment, workers: int) -> None:
 
 
 def _emulation_problems(experiment: Experiment, workers: int) -> list[str]:
-    launch, layout, checkpoint = experiment.launch, experiment.parallelism, experiment.checkpoint
+    launch, checkpoint = experiment.launch, experiment.checkpoint
     if launch.emulate is None:
         return []
     world, found = launch.nodes * workers, []
     if launch.emulate >= world:
         sizes = f"launch.nodes({launch.nodes}) x launch.workers({workers})"
         found.append(f"launch.emulate({launch.emulate}): the last rank of {sizes} is {world - 1}")
-    if reason := layout.untraceable():
+    if reason := experiment.untraceable():
         found.append(
             f"launch.emulate: the communication of this run cannot be predicted: {reason}; use launch.emulate=null"
         )

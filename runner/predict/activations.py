@@ -40,7 +40,7 @@ class BlockKind(NamedTuple):
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
     """Group the recomputed blocks of an experiment that passed `consistency.fit`. Raise ConfigError if tracing is impossible."""
-    if reason := experiment.parallelism.untraceable():
+    if reason := experiment.untraceable():
         raise ConfigError(reason)
     option = experiment.activation_checkpoint
     classes = {

@@ -66,7 +66,7 @@ def predict(
     the device's by more than REACH.
     """
     experiment = experiment.on(device.type)
-    if reason := experiment.parallelism.untraceable():
+    if reason := experiment.untraceable():
         return not_planned(reason)
     expandable, remarks = False, list[str]()
     if device.type == "cuda":
