@@ -4,6 +4,7 @@ An operator takes as long as its arithmetic or its memory traffic, whichever is 
 are in seconds since the clock started.
 """
 
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -43,8 +44,9 @@ class SimulatedClock:
         """tensor: size of the groups of neighbouring ranks that use `compile.async_tensor_parallel`. In such a group, all pieces
         of the data but one are transferred during the matmuls before or after the collective (Wang et al. 2023)."""
         self.rates, self._tensor = rates, tensor
-        self._gather_s = self._matmul_s = 0.0
-        """Seconds of the last all-gather that later matmuls can hide, and of the last matmul that a reduce-scatter can hide."""
+        self._gather_s, self._matmul_s, self._copied = 0.0, 0.0, math.inf
+        """Seconds of the last all-gather that later matmuls can hide, seconds of the last matmul, and bytes that were read and
+        written after that matmul to put its result in order (infinite: for other purposes, or no matmul after a collective)."""
         self.host = 0.0
         """Time at which the host issues its next operation."""
         self._streams: dict[int, float] = {COMPUTE: 0.0}
@@ -121,7 +123,7 @@ class SimulatedClock:
         return max(self.host, *self._streams.values())
 
     def _operator(self, operator: Operator) -> None:
-        _, kind, stream, phase, flops, dtype, nbytes = operator
+        name, kind, stream, phase, flops, dtype, nbytes = operator
         if not self.rates.overlaps:
             stream = COMPUTE
         seconds = nbytes / self.rates.bytes_per_second
@@ -136,9 +138,12 @@ class SimulatedClock:
         if stream == COMPUTE:
             self._work["computing"] += seconds
             self._since_collective += seconds
-            self._gather_s, self._matmul_s = (
-                (self._gather_s - hidden, seconds - hidden) if kind == "matmul" else (0.0, 0.0)
-            )
+            if kind == "matmul":
+                self._gather_s, self._matmul_s, self._copied = self._gather_s - hidden, seconds - hidden, 0.0
+            else:
+                if self._copied < math.inf:  # before its first matmul, the gathered tensor may be put in order
+                    self._gather_s = 0.0
+                self._copied += nbytes if "cat" in name else math.inf
 
     def _collective(self, collective: Collective) -> None:
         name, stream, _, ranks, nbytes = collective
@@ -151,7 +156,8 @@ class SimulatedClock:
         if len(ranks) == self._tensor == ranks[-1] - ranks[0] + 1:
             if name == "all_gather":
                 self._gather_s = seconds * (1 - 1 / self._tensor)
-            elif name == "reduce_scatter":
+            elif name == "reduce_scatter" and self._copied <= 2 * nbytes:  # not a sum of several matmuls
                 hidden = min(seconds * (1 - 1 / self._tensor), self._matmul_s)
+            self._copied = math.inf
         self._groups[ranks] = self._streams[stream] = begins + seconds - hidden
         self._work["communication"] += seconds

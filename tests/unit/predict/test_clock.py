@@ -239,11 +239,16 @@ def test_matmuls_hide_all_but_one_piece_of_tensor_parallel_collectives() -> None
                 run.take(entry)
         return ms(run.done_at(0))
 
-    scatter = gather(4)._replace(name="reduce_scatter")
+    scatter, add = gather(4)._replace(name="reduce_scatter"), copy(1)
+    cat = add._replace(name="fused::cat", nbytes=2 * scatter.nbytes)
+    ordered, summed = ms(cat.nbytes / 1e12), cat._replace(nbytes=3 * scatter.nbytes)
     assert took(gather(4), product(3)) == 5 and took(product(3), scatter) == 5
     assert took(gather(4), product(1), product(0.5), product(7)) == 10.5
     assert took(product(1), scatter) == 4
-    assert took(gather(4), copy(1), product(3)) == 8 and took(product(3), copy(1), scatter) == 8
+    assert took(gather(4), cat, product(3)) == pytest.approx(5 + ordered)
+    assert took(product(3), cat, scatter) == pytest.approx(5 + ordered)
+    assert took(product(3), summed, scatter) == pytest.approx(7 + 1.5 * ordered), "torch fuses no sum of matmuls"
+    assert took(product(3), add, scatter) == 8 and took(gather(4), product(1), add, product(7)) == 12
     assert took(gather(4), product(3), ranks=(2, 4)) == 7
 
 
