@@ -93,40 +93,33 @@ def _trace(
     recorder = Recorder(device, phases, on_host=on_host, rounding=1 if on_host else UNIT)
     recorder.workspaces = dict.fromkeys((False, True), libraries.workspace)
     degrees = recipe.parallelism.degrees(nodes, workers)
+    pipelined, cudnn = degrees.pipeline > 1, libraries.cudnn_attention
     gc.collect()
     with (
         garbage_collection_disabled(),  # as in training: tensors in reference cycles stay allocated
         _quiet(),
         ExitStack() as group,
-        meta_as(
-            device_type,
-            recorder,
-            compiles=compiles,
-            cudnn=libraries.cudnn_attention,
-            pipelined=degrees.pipeline > 1,
-        ),
+        meta_as(device_type, recorder, compiles=compiles, cudnn=cudnn, pipelined=pipelined),
         phases,
         ExitStack() as recording,
     ):
         dist.init_process_group("fake", rank=rank, world_size=nodes * workers, store=FakeStore())
         group.callback(dist.destroy_process_group)
-        if (
-            degrees.pipeline > 1
-        ):  # DTensor's cache holds names of process groups, and another rank's groups have other names
+        if pipelined:  # DTensor's cache holds names of process groups, and another rank's groups have other names
             _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
             group.callback(_clear_sharding_prop_cache)
         mesh = build_mesh("cpu", degrees)  # a mesh cannot be on meta
         with _from_first_weight(recorder, recording, type(recipe.parallelism)):
             model, trained, _ = assemble(recipe, mesh, META)
         exchanged = 0
-        if degrees.pipeline > 1:
+        if pipelined:
             from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
 
             exchanged = pipelines[model].exchanged_bytes
             group.callback(pipelines.pop, model)  # a pipeline refers to its model, which would otherwise never be freed
         micro = recipe.accumulation(degrees.data)[1]
         optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
-        most = MICRO_BATCHES if degrees.pipeline == 1 else micro  # a pipeline schedule needs all micro batches
+        most = micro if pipelined else MICRO_BATCHES  # a pipeline schedule needs all micro batches
         for step in range(STEPS):
             if step and recipe.compile.cuda_graph:
                 device.write(CaptureBegan())
@@ -136,7 +129,7 @@ def _trace(
                 rows = torch.empty(shape, dtype=torch.int64, device=META)
                 batches = micro_batches(rows, recipe.micro_batch, network_of(model).own)
                 del rows
-            traced = batches[: most if step or degrees.pipeline > 1 else in_first_step]
+            traced = batches[: most if step or pipelined else in_first_step]
             pretrain.update(recipe, model, trained, optimizer, traced, recipe.optimizer.lr)
         tokens = micro * recipe.micro_batch * recipe.seq_len // degrees.context
         skipped = max(0, micro - most)
@@ -149,26 +142,22 @@ def _from_first_weight(recorder: Recorder, recording: ExitStack, layout: type[Pa
     Recording stops while a further pipeline stage is wrapped, because the parameters of that stage are not allocated yet."""
     enter = cache(lambda: recording.enter_context(recorder))
 
-    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            enter()
-            return function(*args, **kwargs)
+    def leave() -> None:
+        recording.close()
+        enter.cache_clear()
 
-        return call
-
-    def unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    def after(action: Callable[[], object], function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            recording.close()
-            enter.cache_clear()
+            action()
             return function(*args, **kwargs)
 
         return call
 
     with Replacements() as in_recipe:
-        in_recipe.replace(nn.Module, "to_empty", recorded(nn.Module.to_empty))
-        in_recipe.replace(Initialiser, "whole", recorded(Initialiser.whole))
+        in_recipe.replace(nn.Module, "to_empty", after(enter, nn.Module.to_empty))
+        in_recipe.replace(Initialiser, "whole", after(enter, Initialiser.whole))
         defining: Any = next(each for each in layout.__mro__ if "apply" in vars(each))
-        in_recipe.replace(defining, "apply", unrecorded(defining.apply))
+        in_recipe.replace(defining, "apply", after(leave, defining.apply))
         yield
 
 
