@@ -21,23 +21,14 @@ class TracedRanks:
     alike: tuple[int, ...]
     """For each pipeline rank, the traced rank that represents it: the emulated rank if its blocks are the same, else the first
     rank with the same blocks. The first rank holds at least as many micro batches at a time as later ranks."""
-    emulated: int | None
-    """Global rank that is emulated, or None. The prediction is for this rank instead of the rank with the most memory or work."""
-
-    @property
-    def traced(self) -> dict[int, int]:
-        """Global rank of each traced pipeline rank, in the order of ranks."""
-        own = -1 if self.emulated is None else self.emulated // self.neighbours
-        return {
-            rank: (self.emulated or 0) if rank == own else rank * self.neighbours for rank in sorted(set(self.alike))
-        }
+    traced: dict[int, int]
+    """Global rank of each traced pipeline rank, in the order of ranks."""
+    own: int | None
+    """Pipeline rank that is emulated, or None. The prediction is for this rank, not for the rank with the most memory or work."""
 
     def step_time(self, clocks: Sequence[SimulatedClock], exchanged: int) -> StepTime:
-        """Return the time of a step from the clocks of the traced ranks at the end of the step.
-
-        The exposed communication includes the wait for other pipeline ranks. exchanged: bytes that neighbours exchange for a
-        micro batch.
-        """
+        """Return the time of a step from the clocks of the traced ranks at the end of the step. The exposed communication
+        includes the wait for other pipeline ranks. exchanged: bytes that neighbours exchange for a micro batch."""
         from meshrunner.recipes.parallelism.pipeline.order import Pass, ends, passes_by_rank
 
         layout, schedule = self.layout, self.layout.schedule
@@ -60,7 +51,7 @@ class TracedRanks:
         outside = [time.seconds - sum(map(cost, own)) for time, own in zip(times, order, strict=True)]
         seconds = max(end + rest for end, rest in zip(ended, outside, strict=True))
         busy = [time.seconds for time in times]
-        shown = times[busy.index(max(busy)) if self.emulated is None else self.emulated // self.neighbours]
+        shown = times[busy.index(max(busy)) if self.own is None else self.own]
         return shown._replace(
             seconds=seconds,
             exposed_communication_s=shown.exposed_communication_s + seconds - shown.seconds,
@@ -85,4 +76,7 @@ def traced_ranks(recipe: Recipe, world: int, micro_batches: int, emulated: int |
         differs = layout.schedule.is_v or blocks_may_differ(recipe)
         alike[rank] = rank if differs else first.setdefault(kind, rank)
     in_order = tuple(alike[rank] for rank in range(layout.pipeline))
-    return TracedRanks(layout, micro_batches, neighbours, in_order, emulated)
+    traced = {rank: rank * neighbours for rank in sorted(set(in_order))}
+    if emulated is not None:
+        traced[emulated // neighbours] = emulated
+    return TracedRanks(layout, micro_batches, neighbours, in_order, traced, own)
