@@ -4,7 +4,7 @@ For a GPU, the trace is replayed through a model of the caching allocator. The r
 memory that the allocator reserves. For a CPU, the run fits if there is room for the active memory: the memory of tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from meshrunner.runner.predict.forecast import (
     why,
 )
 from meshrunner.runner.predict.record.trace_events import MemoryEvent
-from meshrunner.runner.predict.replay.replay import InstantClock, Replayed, replay
+from meshrunner.runner.predict.replay.replay import Clock, InstantClock, Replayed, replay
 from meshrunner.runner.predict.replay.timeline import points_without_allocator, timeline
 from meshrunner.runner.predict.trace.depth import extrapolate, start_peak, step_peak
 from meshrunner.runner.predict.trace.tracer import Trace
@@ -79,7 +79,7 @@ def predict(
         if not NEEDS_VALUES.search(str(error)) and fault(error):
             raise
         return not_planned(f"the model cannot be traced: {why(error)}")
-    hardware, speed, replayed = device.hardware, None, None
+    hardware, speed = device.hardware, None
     if hardware is not None:
         try:
             speed = workload.speed(hardware)
@@ -93,9 +93,8 @@ def predict(
     if with_reserved:
         if workload.depths is not None:  # a replay needs the trace of the full model
             return predict(experiment, device, with_timeline=with_timeline, variants=variants)
-        judged = partial(
-            _reserved_memory, workload, device, hardware, expandable=expandable, record_points=with_timeline
-        )
+        clock: Callable[[], Clock] = InstantClock if hardware is None else partial(workload.clock, hardware)
+        judged = partial(_reserved_memory, device, clock, expandable, with_timeline)
         worst = max((judged(rank, *own) for rank, own in traces.items()), key=_need)
     rank, verdict, memory, replayed = worst
     over_time = None
@@ -146,21 +145,13 @@ def _active_memory(workload: Workload, device: ExpectedDevices, rank: int, trace
 
 
 def _reserved_memory(
-    workload: Workload,
-    device: ExpectedDevices,
-    hardware: GPU | CPU | None,
-    rank: int,
-    trace: Trace,
-    *,
-    expandable: bool,
-    record_points: bool,
+    device: ExpectedDevices, clock: Callable[[], Clock], expandable: bool, with_points: bool, rank: int, trace: Trace
 ) -> _Judged:
-    """Judge a run by the memory that the allocator reserves. If `hardware` is None, assume that work takes no time."""
+    """Judge a run by the memory that the allocator reserves. `clock`: function that returns a new clock."""
 
     def replay_within(nbytes: int | None) -> Replayed:
-        clock = InstantClock() if hardware is None else workload.clock(hardware)
         allocator = CachingAllocator(nbytes, expandable=expandable)
-        return replay(trace.events, clock, allocator, record_points=record_points and nbytes is None)
+        return replay(trace.events, clock(), allocator, record_points=with_points and nbytes is None)
 
     replayed = replay_within(None)
     capacity, needed = _capacity(device), replayed.peak_reserved

@@ -34,19 +34,19 @@ class InstantClock:
         pass
 
 
+Clock = SimulatedClock | InstantClock
+
+
 @dataclass(frozen=True)
 class Replayed:
-    """Memory of a replayed trace, in bytes. Peaks are those of the last step, or of the start-up if the trace has no step.
-
-    `peak_reserved` includes cached memory from earlier steps, because the allocator still reserves it.
-    """
+    """Memory of a replayed trace, in bytes. Peaks are those of the last step, or of the start-up if the trace has no step."""
 
     startup_active: int
     """Peak bytes of blocks in use before the first step."""
     peak: PeakMemory
     """Peak bytes of blocks in use (`active_bytes` in torch). A freed block stays in use until all its streams are done."""
     peak_reserved: int
-    """Peak bytes of all segments, including cached blocks (`reserved_bytes` in torch)."""
+    """Peak bytes of all segments (`reserved_bytes` in torch), including the cached blocks of earlier steps."""
     retries: int
     """Number of requests for which the allocator flushed its cache."""
     completed: bool
@@ -55,9 +55,7 @@ class Replayed:
     """Memory over the last step; empty unless `record_points` is true."""
 
 
-def replay(
-    events: EventLog, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, *, record_points: bool = False
-) -> Replayed:
+def replay(events: EventLog, clock: Clock, allocator: CachingAllocator, *, record_points: bool = False) -> Replayed:
     """Replay the events of a trace. `clock` and `allocator` must not have been used before."""
     memory = _Replay(clock, allocator, record_points)
     for event in events:
@@ -84,7 +82,7 @@ def replay(
 class _Replay:
     """State of a replay: the blocks of live allocations, and the peaks of the current step."""
 
-    def __init__(self, clock: SimulatedClock | InstantClock, allocator: CachingAllocator, record_points: bool) -> None:
+    def __init__(self, clock: Clock, allocator: CachingAllocator, record_points: bool) -> None:
         self._clock = clock
         self._allocator = allocator
         allocator.synchronize = self._synchronize
