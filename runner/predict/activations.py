@@ -1,7 +1,8 @@
 """Finds the activations that each block keeps for backward, with and without recomputation, for the command `show`."""
 
 from collections import Counter, defaultdict
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from meshrunner.recipes.activation_checkpoint.base import NoRecompute
 from meshrunner.recipes.errors import ConfigError
@@ -48,19 +49,15 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
         for block, name in enumerate(network.block_names())
         if option.recomputes(block)
     }
-
+    model, layout = _first_blocks(experiment, network, classes), experiment.parallelism
     # Trace without a pipeline, which does not change the activations that a block keeps.
-    layout, ranks = experiment.parallelism, experiment.launch.nodes * device.workers
-    setting = {"parallelism": layout.model_copy(update={"pipeline": 1}), "global_batch": None}
-
-    def traced(**changes: Any) -> dict[int, KeptActivations]:
-        recipe = experiment.model_copy(update={"model": model, **setting, **changes})
-        workers, libraries = ranks // layout.pipeline, gpu_libraries(experiment, device.hardware)
-        trace = trace_recipe(recipe, nodes=1, workers=workers, device_type=device.type, libraries=libraries)
-        return kept_by_block(trace)
-
-    model = _first_blocks(experiment, network, classes)
-    kept, whole = traced(), traced(activation_checkpoint=NoRecompute(kind="none"))
+    without = {"parallelism": layout.model_copy(update={"pipeline": 1}), "global_batch": None}
+    recipe = experiment.model_copy(update={"model": model, **without})
+    workers = experiment.launch.nodes * device.workers // layout.pipeline
+    libraries = gpu_libraries(experiment, device.hardware)
+    trace = partial(trace_recipe, nodes=1, workers=workers, device_type=device.type, libraries=libraries)
+    kept = kept_by_block(trace(recipe))
+    whole = kept_by_block(trace(recipe.model_copy(update={"activation_checkpoint": NoRecompute(kind="none")})))
     alike: list[BlockKind] = []
     for block, name in classes.items():
         if block in kept and (kind := BlockKind(name, whole[block], kept[block])) not in alike:
