@@ -1,6 +1,7 @@
 """Reads the state of a search for the fastest combination from the runs on disk, and chooses the next runs."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -40,15 +41,8 @@ class Found(NamedTuple):
     belief: Belief
     outlook: Outlook
     runs: list[Measured]
-
-    @property
-    def tried(self) -> set[int]:
-        """Numbers of the combinations with a measured speed."""
-        return {run.combination for run in self.runs}
-
-    def count(self, number: int) -> int:
-        """Return the number of completed runs of a combination."""
-        return sum(run.combination == number for run in self.runs)
+    tried: Counter[int]
+    """Number of measured runs of each combination that has any."""
 
 
 class Search:
@@ -90,8 +84,8 @@ class Search:
         """Return a cell's measured runs and the posterior, or None if no run is measured. `runs`: result of `runs()`."""
         belief = self._belief(runs, cell)
         own = [run for run in _measured(runs) if run.combination in cell]
-        tried = {run.combination for run in own}
-        return Found(belief, outlook(belief, tried, self.settings.tolerance, self.seed), own) if own else None
+        tried = Counter(run.combination for run in own)
+        return Found(belief, outlook(belief, tried, self.settings.tolerance, self.seed), own, tried) if own else None
 
     def next_batch(self) -> SweepBatch | None:
         """Return the runs of the next wave, or the unfinished runs of the last wave. Return None if the search has ended."""
@@ -99,7 +93,6 @@ class Search:
         last = max((wave for _, wave, _ in runs), default=0)
         if left := [number for number, wave, run in runs if wave == last and run.state not in RESULTS | CRASHED]:
             return self._batch(left, last)
-        chosen: list[int] = []
         for cell in self.cells(runs):
             found = self.found(runs, cell)
             chosen = self._chosen(found, runs, cell)
@@ -122,14 +115,14 @@ class Search:
         spent = sum((s.ended or 0) - (s.started or 0) for run in own if (s := run.record(Status)).ended) / 60
         may_search = room > 0 and (self.settings.minutes is None or spent < self.settings.minutes)
         if found is None:
-            belief, tried, chosen = self._belief(runs, cell), set[int](), list[int]()
+            belief, tried, chosen = self._belief(runs, cell), Counter[int](), list[int]()
         else:
             belief, tried, chosen = found.belief, found.tried, [found.outlook.best]
             if found.outlook.chance < UNLIKELY or room < 2 or not may_search:
                 again = [self.number_of(row) for row in self.equal(found, compare_sweep(self.sweep_dir)[0])]
                 # If a much faster combination is unlikely, further repeats are not worth their time.
                 enough = REPEATS if found.outlook.bound <= self.settings.tolerance else self.max_repeat
-                return again if again and min(map(found.count, again)) < enough else []
+                return again if again and min(found.tried[number] for number in again) < enough else []
         for number in next_wave(belief, tried, WAVE, self.noise) if may_search else ():
             if belief.mean[number] > -np.inf and number not in chosen and len(chosen) < room:
                 chosen.append(number)
