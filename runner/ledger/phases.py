@@ -48,16 +48,20 @@ class Phases:
 
     def __enter__(self) -> Self:
         def look_for_network(module: nn.Module, _: Any) -> None:
-            if isinstance(module, Network):
-                any_module.remove()
-                self._follow(module)
-                self._enter("forward")
-            elif isinstance(module, Part):
-                any_module.remove()
+            if not isinstance(module, Network | Part):
+                return
+            any_module.remove()
+            if isinstance(module, Part):
                 self._follow_loss(module.network[0])
                 for part in module.parts:
                     self._follow_modules(part, part.blocks)
-                self._enter("forward")
+            elif module._compiled_call_impl is None:
+                self._follow_loss(module)
+                self._follow_modules(module, dict(enumerate(module.block_names())))
+            else:
+                self.network_found(module)
+                self._follow_module(module, None)
+            self._enter("forward")
 
         any_module = register_module_forward_pre_hook(self._hook(look_for_network))
         self._hooks.enter_context(any_module)
@@ -70,14 +74,6 @@ class Phases:
 
     def _enter(self, part: str, block: int | None = None) -> None:
         self._part, self._block = part, block
-
-    def _follow(self, network: Network) -> None:
-        if network._compiled_call_impl is None:
-            self._follow_loss(network)
-            self._follow_modules(network, dict(enumerate(network.block_names())))
-        else:
-            self.network_found(network)
-            self._follow_module(network, None)
 
     def _follow_loss(self, network: Network) -> None:
         self.network_found(network)
