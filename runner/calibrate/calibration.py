@@ -1,8 +1,6 @@
-"""Calibrates a device: fits the constants in its `hardware` section so that predicted speeds match measured runs.
+"""Calibrates a device: fits the constants in its `hardware` section to measured runs. Repeats with equal settings count once."""
 
-Repeated runs with equal settings count as one run. A run's prediction error is computed with constants fitted to the other runs.
-"""
-
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -185,12 +183,10 @@ def as_yaml(calibration: Calibration) -> str:
     """Return the text of a `hardware` file. Round numbers to four significant digits, because further digits are noise."""
     import yaml
 
-    def rounded(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: rounded(each) for key, each in value.items()}
-        return float(f"{value:.4g}") if isinstance(value, float) else value
+    def rounded(number: str) -> float:
+        return float(f"{float(number):.4g}")
 
-    hardware = rounded(calibration.hardware.model_dump(mode="json"))
+    hardware = json.loads(calibration.hardware.model_dump_json(), parse_float=rounded)
     many, error = hardware["calibrated"]["runs"], hardware["calibrated"]["error_pct"]
     title = f"# Fitted to {many} measured combinations; each was predicted from the others to within {error:g}%\n"
     return title + yaml.safe_dump(hardware, sort_keys=False, default_flow_style=None, width=120)
