@@ -53,9 +53,7 @@ def check_rules(rules: Iterable[str], combinations: Sequence[Composed], options:
                             f"sweep.exclude: '{rule}': {key} has no option '{option}'.{did_you_mean(option, known)} "
                             f"Known: {', '.join(sorted(known))}"
                         )
-                continue
-            known = sorted({name for each in combinations for name in flatten(each.config)})
-            if key not in known:
+            elif key not in (known := sorted({name for each in combinations for name in flatten(each.config)})):
                 hint = did_you_mean(key, [*known, *combinations[0].overrides["choices"]])
                 raise ConfigError(f"sweep.exclude: '{rule}': no combination of this sweep has a key '{key}'.{hint}")
 

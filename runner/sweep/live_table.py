@@ -107,17 +107,15 @@ class LiveTable(Tally):
         phase = f"{self.whose(current)}{self._phase}" if self._phase and current else ""
         lines = ["", *map(one_line, [self.line, counts, phase])]
         below = [part for line in lines for part in Text(line).wrap(self._screen, width)]
-        titles = ("run", *PROGRESS)
-        unknown = [UNKNOWN] * (len(PROGRESS) - 1)
         rows = []
         for run_dir in self._visible(len(below) - 1):
             cells = live.get(run_dir) or self._ended.get(run_dir) or self._earlier.get(run_dir)
             if cells is None:
-                cells = [states[run_dir], *unknown]
+                cells = [states[run_dir], *(UNKNOWN for _ in PROGRESS[1:])]
                 if states[run_dir] in FINAL:
                     cells = self._earlier[run_dir] = _cells(glance(run_dir))
             rows.append([self.label(run_dir), *cells])
-        self._live.update(Group(run_table(titles, rows, width), *below), refresh=True)
+        self._live.update(Group(run_table(("run", *PROGRESS), rows, width), *below), refresh=True)
 
     def _visible(self, taken: int) -> list[Path]:
         """Return the runs to show. If not all fit on the screen, prefer executing runs. `taken`: lines that other text needs."""

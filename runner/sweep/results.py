@@ -41,7 +41,7 @@ def _compare(sweep_dir: Path) -> None:
     comparison = by(compare_folders([sweep_dir], None))
     print()
     print_table(comparison)
-    runs = [run for row in comparison.rows for run in row.runs]
+    runs = comparison.runs
     if all(run.state == "skipped" for run in runs):
         reasons = Counter(run.reason for run in runs).most_common(MAX_REASONS)
         lines = [f"{count} x {reason}" for reason, count in reasons]
