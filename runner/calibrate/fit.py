@@ -1,8 +1,7 @@
 """Fits the constants of a device, such as its matmul efficiency, so that predicted speeds match measured runs.
 
-To predict a run's speed, the fit replays a trace of the run's operators and collectives with the device's constants. The result
-is the maximum a posteriori estimate of the constants. Each constant has a log-normal prior around its value before the fit.
-Measured speeds are assumed to have log-normal noise. A constant that affects no run keeps its value.
+The result is the maximum a posteriori estimate of the constants. Each constant has a log-normal prior around its value before the
+fit. Measured speeds are assumed to have log-normal noise. A constant that affects no run keeps its value.
 """
 
 from __future__ import annotations

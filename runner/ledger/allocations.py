@@ -1,7 +1,6 @@
 """Keep a history of the memory allocations of tensors, and compute memory peaks from it.
 
-A *phase* is a part of a step, such as backward of block 3. A *moment* is a point in time, counted in allocations and releases.
-The *ledger* is the `MemoryLedger` object that records the history.
+A *moment* is a point in time, counted in allocations and releases. The *ledger* is the `MemoryLedger` that records the history.
 """
 
 from collections.abc import Callable, Iterator

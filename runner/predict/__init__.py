@@ -7,9 +7,8 @@ model. Next, `replay` sends the trace's allocations to a model of the CUDA cachi
 operators and collectives to a clock (`timing`) that uses the device's rates. Finally, `predict` judges whether the memory peak
 fits the device, and returns a `Forecast`: the verdict, predicted memory and speed, and remarks on settings that are not modelled.
 
-`predict_config` predicts one configuration. `largest_that_fits` searches for the largest value of a configuration key with which
-the run fits. `predict_all` predicts many configurations in several processes. Other packages import only the names in `__all__`.
-The module of a public name is imported when the name is first used, because importing torch takes seconds.
+Other packages import only the names in `__all__`. The module of a public name is imported when the name is first used, because
+importing torch takes seconds.
 """
 
 from __future__ import annotations

@@ -78,10 +78,8 @@ def largest_of_each(
     configs: Sequence[Callable[[int], dict[str, Any]]], key: str, *, active_only: bool
 ) -> list[Planned]:
     """Find the largest whole number for `key` with which each run fits. The searches run at the same time, and several processes
-    predict the values to try next. If no number is allowed for a run, `tried` is empty in the run's result.
-
-    `configs`: one function per run. It takes a value of `key` and returns the configuration of the run.
-    """
+    predict the values to try next. If no number is allowed for a run, `tried` is empty in the run's result. `configs`: one
+    function per run that takes a value of `key` and returns the run's configuration."""
     tried: list[dict[int, Forecast]] = [{} for _ in configs]
     largest: list[int | None] = [None] * len(configs)
     searches = [trials(partial(_is_allowed, config(1), key)) for config in configs]

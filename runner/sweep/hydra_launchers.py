@@ -1,8 +1,5 @@
 """Runs a sweep through Hydra, whose sweeper passes jobs to a launcher in batches. A job is one combination of overrides.
-
-Each launcher checks all jobs of a batch and writes their run directories before a run starts. The launcher `local` then
-executes the runs, and `slurm` submits the runs to SLURM. The launcher `place` only writes the run directories.
-"""
+Each launcher checks all jobs of a batch and writes their run directories before a run starts."""
 
 import math
 import re

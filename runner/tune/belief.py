@@ -46,11 +46,8 @@ class Response:
 
     def __init__(self, points: Array, speeds: Array) -> None:
         """Fit the polynomials to predictions at several points. A polynomial must have fewer coefficients than there are points.
-
-        Args:
-            points: log(constant / value before the first run), shape [points, constants].
-            speeds: logarithms of the predicted speeds, shape [combinations, points].
-        """
+        `points`: log(constant / value before the first run), shape [points, constants]. `speeds`: logarithms of the predicted
+        speeds, shape [combinations, points]."""
         count = points.shape[1]
         rows, columns = np.triu_indices(count)
         terms = np.column_stack([np.ones(len(points)), points, points[:, rows] * points[:, columns]])

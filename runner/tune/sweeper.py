@@ -29,9 +29,7 @@ from meshrunner.runner.tune.survey import survey
 
 def tune(loader: Any, config: DictConfig, ended: Callable[[int], object]) -> None:
     """Search for the fastest combination and print the answer. Call `ended` with the exit status of each wave of runs.
-
-    Raise ConfigError if settings are wrong, or StopSweep if the sweep must stop.
-    """
+    Raise ConfigError if settings are wrong, or StopSweep if the sweep must stop."""
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
     launcher = str(config.hydra.launcher._target_)
     if launcher.endswith(".SlurmLauncher"):

@@ -32,13 +32,10 @@ from meshrunner.runner.predict.record.trace_events import META, TracedDevice, Tr
 
 
 def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make FSDP2 use the streams of `recorder.device`, so that the trace shows which communication overlaps with compute.
-
-    FSDP2 gets streams from the device's module, such as `torch.cuda`. FSDP2 calls `torch.accelerator.current_stream` only to free
-    an all-gather whose result was never used, for example in frozen blocks below the first trained block.
-    """
+    """Make FSDP2 use the streams of `recorder.device`, so that the trace shows which communication overlaps with compute."""
     for user in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
         in_torch.replace(user, "_get_device_handle", lambda _="cuda": recorder.device)
+    # FSDP2 calls this function only to free an all-gather whose result was never used, such as in frozen first blocks.
     in_torch.replace(torch.accelerator, "current_stream", recorder.device.current_stream)
 
 
@@ -57,24 +54,18 @@ def planned_buffers(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def fsdp1_streams(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make FSDP1 use the streams of `recorder.device`, and log FSDP1's calls of `record_stream`.
-
-    A call of `record_stream` delays the reuse of memory until a stream is done. FSDP1 considers a tensor freed if the tensor's
-    address is 0. Every address on meta is 0, so the patched FSDP1 tests the size of the tensor's storage instead.
-    """
+    """Make FSDP1 use the streams of `recorder.device`, and log FSDP1's calls of `record_stream` (see `UsedByStream`)."""
     handle = classmethod(lambda cls, device: recorder.device)
     in_torch.replace(_common_utils._FSDPDeviceHandle, "from_device", handle)
+    # FSDP1 considers a tensor freed if its address is 0, but every address on meta is 0.
     in_torch.replace(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().size() > 0)
     for user in (_flat_param, _runtime_utils):
         in_torch.replace(user, "_no_dispatch_record_stream", recorder.used_by_stream)
 
 
 def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
-    """Make DDP reduce its buckets in a Python hook, because DDP's C++ reducer rejects a fake process group.
-
-    After the first step, DDP would rebuild its buckets and broadcast their order, but meta tensors have no values to broadcast.
-    In a trace, DDP's buckets have their final order from the start. DDP's step timer is off, because it does not support meta.
-    """
+    """Make DDP reduce its buckets in a Python hook, because DDP's C++ reducer rejects a fake process group. The buckets have
+    their final order from the start: DDP would broadcast a new order after the first step, but meta tensors have no values."""
     init, init_helper = DistributedDataParallel.__init__, DistributedDataParallel._ddp_init_helper
 
     def traced_init(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
@@ -82,6 +73,7 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
         device, stream = recorder.device, recorder.device.Stream()
         self.register_comm_hook(self.process_group, lambda group, bucket: _reduce(device, stream, group, bucket))
         self.reducer = _Overridden(self.reducer, _rebuild_buckets=lambda: False)  # type: ignore[assignment]
+        # DDP's step timer does not support meta.
         self.logger = _Overridden(self.logger, set_runtime_stats_and_log=lambda: None)
 
     def traced_init_helper(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:

@@ -1,8 +1,5 @@
-"""Writes the HTML page of a forecast: one file with the verdict, the predicted values and a chart of memory over a step.
-
-The page works offline. It shares style and drawing code with the report page. The page's scripts insert strings as
-text, never as markup.
-"""
+"""Writes the HTML page of a forecast: one file with the verdict, the predicted values and a chart of memory over a step. The page
+works offline. It shares style and drawing code with the report page. Its scripts insert strings as text, never as markup."""
 
 import json
 from collections.abc import Sequence
