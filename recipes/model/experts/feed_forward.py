@@ -16,17 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 
 from meshrunner.recipes.model.decoder import Experts
-from meshrunner.recipes.model.experts.grouped_rows import (
-    FP32Linear,
-    ScaleGradient,
-    WeightedSum,
-    ZeroGradient,
-    exchanged,
-    grouped_mm,
-    inverse_of,
-    leaves_empty_groups,
-    permute,
-)
+from meshrunner.recipes.model.experts import grouped_rows as ops
 from meshrunner.recipes.model.network import Network
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles, stream_placement
 from meshrunner.recipes.model.transformer import FeedForward, in_compute_dtype
@@ -51,7 +41,7 @@ class Router(nn.Module):
         if mesh is not None:
             weight = on_all_ranks(weight, mesh, Replicate())
         with torch.autocast(x.device.type, enabled=False):
-            logits = FP32Linear.apply(x, weight)  # type: ignore[no-untyped-call]  # [batch, seq, experts]
+            logits = ops.FP32Linear.apply(x, weight)  # type: ignore[no-untyped-call]  # [batch, seq, experts]
         scores = logits.sigmoid() if config.score == "sigmoid" else logits.softmax(-1)
         if config.routing == "balanced":
             shape = *x.shape[:-1], config.per_token  # [batch, seq, K]
@@ -96,12 +86,12 @@ class GroupedExperts(nn.Module):
         """Apply each expert to its rows. rows: [rows, dim], sorted by expert; load: rows per expert, [experts], int64."""
         weights = [w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w3, self.w2)]
         if self.group is not None:
-            weights = [ScaleGradient.apply(w, 1 / self.group.size()) for w in weights]  # type: ignore[no-untyped-call]
-        if leaves_empty_groups(rows.device):
-            weights = [ZeroGradient.apply(w, load == 0) for w in weights]  # type: ignore[no-untyped-call]
+            weights = [ops.ScaleGradient.apply(w, 1 / self.group.size()) for w in weights]  # type: ignore[no-untyped-call]
+        if ops.leaves_empty_groups(rows.device):
+            weights = [ops.ZeroGradient.apply(w, load == 0) for w in weights]  # type: ignore[no-untyped-call]
         rows, w1, w3, w2 = map(in_compute_dtype, (rows, *weights))  # autocast does not cover grouped matmuls
         ends = load.cumsum(0, dtype=torch.int32)
-        return grouped_mm(F.silu(grouped_mm(rows, w1, ends)) * grouped_mm(rows, w3, ends), w2, ends)
+        return ops.grouped_mm(F.silu(ops.grouped_mm(rows, w1, ends)) * ops.grouped_mm(rows, w3, ends), w2, ends)
 
 
 class SharedExpert(FeedForward):
@@ -145,19 +135,19 @@ class ExpertFeedForward(nn.Module):
         tokens = x.flatten(0, 1)  # [T, dim]
         # Each token has K choices. `order` sorts the T x K choices by expert, keeping the order of tokens.
         by_expert, order = experts.flatten().sort(stable=True)
-        inverse = inverse_of(order)
+        inverse = ops.inverse_of(order)
         ends = torch.searchsorted(by_expert, torch.arange(self.number, device=x.device), right=True)
         load = ends.diff(prepend=ends.new_zeros(1))  # [experts]
-        rows = permute(tokens, order, inverse, self.per_token)  # [T x K, dim], sorted by expert
+        rows = ops.permute(tokens, order, inverse, self.per_token)  # [T x K, dim], sorted by expert
         group = self.experts.group
-        rows = self.experts(rows, load) if group is None else exchanged(self.experts, rows, load, group)
-        results = permute(rows, inverse, order).view(len(tokens), self.per_token, -1)  # sorted by token, [T, K, dim]
-        y = WeightedSum.apply(results, weights).view_as(x)  # type: ignore[no-untyped-call]
+        rows = self.experts(rows, load) if group is None else ops.exchanged(self.experts, rows, load, group)
+        results = ops.permute(rows, inverse, order).view(len(tokens), self.per_token, -1)  # by token, [T, K, dim]
+        y = ops.WeightedSum.apply(results, weights).view_as(x)  # type: ignore[no-untyped-call]
         if self.shared is not None:
             if self.tensor_mesh is not None:
                 # Under tensor parallelism the gradient of x is later summed over ranks. The gradient from routed experts is
                 # not summed yet, but the shared expert's first layers have already summed their gradient over ranks.
-                x = ScaleGradient.apply(x, 1 / self.tensor_mesh.size())  # type: ignore[no-untyped-call]
+                x = ops.ScaleGradient.apply(x, 1 / self.tensor_mesh.size())  # type: ignore[no-untyped-call]
             y = y + self.shared(x)
         return y, load, balance
 
