@@ -51,7 +51,8 @@ class Context:
         return torch.cat(parts).movedim(0, dim)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, grouped: bool) -> Tensor:
-        """Attend to whole sequences, as `causal_attention` does. The arguments and the result hold this rank's positions."""
+        """Attend to whole sequences. The arguments and the result hold this rank's positions: [batch, heads, seq / ranks,
+        head_dim]. grouped: whether each key head serves several query heads."""
         return self._exchanging(q, k, v) if self.method == "ulysses" else self._gathering(q, k, v, grouped=grouped)
 
     def _gathering(self, q: Tensor, k: Tensor, v: Tensor, *, grouped: bool) -> Tensor:

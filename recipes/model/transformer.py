@@ -97,11 +97,6 @@ def lacks_grouped_kernel(query: Tensor) -> bool:
     return query.is_cuda and query.dtype == torch.float32
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, grouped: bool) -> Tensor:
-    """Attend within each sequence, [batch, heads, seq, head_dim]. grouped: whether each key head serves several query heads."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-
-
 class Attention(nn.Module):
     """Causal grouped-query attention (Ainslie et al. 2023), with or without rotary position embeddings."""
 
@@ -129,8 +124,10 @@ class Attention(nn.Module):
         if grouped and lacks_grouped_kernel(q):
             k, v = (t.repeat_interleave(self.queries_per_key, dim=1) for t in (k, v))
             grouped = False
-        attend = causal_attention if self.context is None else self.context.attend
-        out = attend(q, k, v, grouped=grouped)
+        if self.context is None:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        else:
+            out = self.context.attend(q, k, v, grouped=grouped)
         return self.wo(out.transpose(1, 2).flatten(2))  # [batch, seq, dim]
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
