@@ -26,21 +26,19 @@ class Context:
     rank holds consecutive positions.
     """
 
+        self.chunks = self.rank, 2 * self.ranks - 1 - self.rank
     def __init__(self, group: ProcessGroup, method: str, seq_len: int) -> None:
         self.group, self.method, self.rank, self.ranks = group, method, group.rank(), group.size()
         size = seq_len // (2 * self.ranks)
         # Made once, because torch cannot make a mask inside a region that is checkpointed selectively.
-        self.masks = [causal_lower_right(size, (chunk + 1) * size) for chunk in self._chunks()]
-
-    def _chunks(self) -> tuple[int, int]:
-        return self.rank, 2 * self.ranks - 1 - self.rank
+        self.masks = [causal_lower_right(size, (chunk + 1) * size) for chunk in self.chunks]
 
     def own(self, x: Tensor, dim: int) -> Tensor:
         """Return this rank's part of a tensor with all positions along `dim`."""
         if self.method == "ulysses":
             return x.chunk(self.ranks, dim)[self.rank]
         chunks = x.chunk(2 * self.ranks, dim)
-        return torch.cat([chunks[number] for number in self._chunks()], dim)
+        return torch.cat([chunks[number] for number in self.chunks], dim)
 
     def whole(self, x: Tensor, dim: int) -> Tensor:
         """Gather the parts of all ranks along `dim`, in the order of positions. Backward reduce-scatters the gradients."""
