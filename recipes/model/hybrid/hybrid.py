@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
 
 LETTERS = {"M": "Mamba-2", "*": "attention", "-": "feed-forward", "E": "experts"}
+SECTIONS = {"M": "mamba", "E": "experts"}  # keys of the sections that configure the blocks of these letters
 
 
 class MambaConfig(Section):
@@ -111,7 +112,7 @@ class Hybrid(Decoder):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Hybrid:
-        for letter, name in (("M", "mamba"), ("E", "experts")):
+        for letter, name in SECTIONS.items():
             is_given, is_used = getattr(self, name) is not None, letter in self.pattern
             if is_used and not is_given:
                 raise PydanticCustomError("pattern", f"'{letter}' in pattern '{self.pattern}' needs the section {name}")
@@ -170,11 +171,8 @@ class Hybrid(Decoder):
         if self.mtp.depth:  # `block_names` includes the modules of multi-token prediction
             return None
         pattern = self.pattern[:blocks]
-        sections = {
-            "mamba": self.mamba if "M" in pattern else None,
-            "experts": self.experts if "E" in pattern else None,
-        }
-        return self.model_copy(update={"pattern": pattern, **sections})
+        unused = {name: None for letter, name in SECTIONS.items() if letter not in pattern}
+        return self.model_copy(update={"pattern": pattern, **unused})
 
     def other_flops(self, name: str) -> int:
         """Return the FLOPs of Mamba-2's recurrence, a few percent of a block's FLOPs, counted as in Megatron-LM."""
