@@ -25,11 +25,8 @@ class SplitParameters(ParallelStyle):
         for path, dim in self.dims.items():
             owner, _, name = path.rpartition(".")
             whole = module.get_parameter(path)
-            shard = nn.Parameter(
-                distribute_tensor(whole, device_mesh, [Shard(dim)], src_data_rank=None),
-                requires_grad=whole.requires_grad,
-            )
-            module.get_submodule(owner).register_parameter(name, shard)
+            shard = distribute_tensor(whole, device_mesh, [Shard(dim)], src_data_rank=None)
+            module.get_submodule(owner).register_parameter(name, nn.Parameter(shard, requires_grad=whole.requires_grad))
         return module
 
 
