@@ -23,11 +23,8 @@ class Part(nn.Module):
         names = part_names(network, blocks)
         self.network, self.parts = [network], [self]
         """The network, and all of its parts on this rank. Lists keep torch from registering them as submodules."""
-        self.blocks = {
-            number: block
-            for number, block in enumerate(network.block_names())
-            if any(block == name or block.startswith(f"{name}.") for name in names)
-        }
+        inside = tuple(f"{name}." for name in names)
+        self.blocks = {i: block for i, block in enumerate(network.block_names()) if f"{block}.".startswith(inside)}
         """Names of the blocks in this part, keyed by their number in the network."""
         for name in names:
             *parents, own = name.split(".")
