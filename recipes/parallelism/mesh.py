@@ -24,9 +24,8 @@ def mesh_dims(degrees: Degrees) -> dict[str, int]:
 
 def expert_mesh_dims(replicate: int, shard: int, expert: int, pipeline: int) -> dict[str, int]:
     """Return the sizes of the expert mesh's dimensions, outermost first. `expert`, whose ranks exchange tokens, is innermost."""
-    around = {"pipeline": pipeline, "replicate": replicate}
-    own = {"expert_shard": shard // expert, "expert": expert}
-    return {name: size for name, size in around.items() if size > 1} | own
+    sizes = {"pipeline": pipeline, "replicate": replicate, "expert_shard": shard // expert, "expert": expert}
+    return {name: size for name, size in sizes.items() if size > 1 or name.startswith("expert")}
 
 
 def build_mesh(device_type: str, degrees: Degrees) -> DeviceMesh:
