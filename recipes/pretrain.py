@@ -160,7 +160,6 @@ def update(
     lr: float | Tensor,
 ) -> Metrics:
     """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and further metrics as 0-d tensors.
-
     With `compile.cuda_graph`, a GPU replays the kernels of one call. Every call must therefore issue the same kernels, without
     waiting for the device, and `lr` must be a 0-d tensor.
     """
@@ -194,16 +193,16 @@ def update(
 def backward(recipe: Recipe, model: nn.Module, batches: Batches) -> Tensor:
     """Accumulate the gradient of the mean loss over all micro batches. Return this rank's mean loss, detached; 0 if another rank
     has the last pipeline stage."""
+    split = loss_parallel if layout.splits_logits else nullcontext
     layout = recipe.parallelism
     if layout.pipeline > 1:
         from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
 
-        with loss_parallel() if layout.splits_logits else nullcontext():
+        with split():
             return pipelines[model].backward(batches)
     total = torch.zeros((), device=batches[0][0].device)
     for i, batch in enumerate(batches, 1):
-        split = loss_parallel() if layout.splits_logits else nullcontext()
-        with layout.accumulating(model, last=i == len(batches)), split:
+        with layout.accumulating(model, last=i == len(batches)), split():
             with layout.computing(recipe.precision, total.device.type):
                 loss = model(*batch) / len(batches)
             loss.backward()
