@@ -43,8 +43,6 @@ class HuggingFace(PackedText):
                 rows.load_state_dict(position)
             for row in rows:
                 yield text_in(row, self.field), rows.state_dict()
-        except ConfigError:
-            raise
         except Exception as error:  # datasets re-raises the exceptions of pyarrow, fsspec and the network
             if explained := self.explain(error):
                 raise explained from error
