@@ -1,8 +1,6 @@
-"""`Option`, the base class of all options that YAML can choose, and validators for the fields of options.
-
-A config group, such as `model`, has a base class, such as `Model`. Each option is a subclass, such as `Llama`, and its fields are
-YAML keys. Option modules import torch only inside functions, so that most configurations can be checked without torch.
-"""
+"""`Option`, the base class of all options that YAML can choose, and validators for the fields of options. A config group, such as
+`model`, has a base class, such as `Model`. Its subclasses, such as `Llama`, are the options, and their fields are YAML keys.
+Option modules import torch only inside functions, so that most configurations can be checked without torch."""
 
 import difflib
 import importlib

@@ -161,8 +161,7 @@ def update(
 ) -> Metrics:
     """Take one optimizer step. Return this rank's loss, the gradient norm before clipping, and further metrics as 0-d tensors.
     With `compile.cuda_graph`, a GPU replays the kernels of one call. Every call must therefore issue the same kernels, without
-    waiting for the device, and `lr` must be a 0-d tensor.
-    """
+    waiting for the device, and `lr` must be a 0-d tensor."""
     loss = backward(recipe, model, batches)
     network = network_of(model)
     observed = {key: total / len(batches) for key, total in network.observed.items()}
@@ -193,8 +192,8 @@ def update(
 def backward(recipe: Recipe, model: nn.Module, batches: Batches) -> Tensor:
     """Accumulate the gradient of the mean loss over all micro batches. Return this rank's mean loss, detached; 0 if another rank
     has the last pipeline stage."""
-    split = loss_parallel if layout.splits_logits else nullcontext
     layout = recipe.parallelism
+    split = loss_parallel if layout.splits_logits else nullcontext
     if layout.pipeline > 1:
         from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
 

@@ -7,11 +7,8 @@ import torch.distributed as dist
 
 
 def stop_agreement(requested: Callable[[], bool]) -> Iterator[bool]:
-    """Yield a bool per step: whether to stop. If `requested()` is true on any rank, all ranks get True after the same step.
-
-    After every step, a rank reads the result of the all-reduce from the previous step, usually without waiting, and starts the
-    next all-reduce. All ranks therefore stop one step after the request.
-    """
+    """Yield a bool per step: whether to stop. If `requested()` is true on any rank, all ranks get True one step later. After
+    every step, a rank reads the result of the previous step's all-reduce, usually without waiting, and starts the next one."""
     group = dist.new_group(backend="fake" if dist.get_backend() == "fake" else "gloo")
     flag = torch.zeros(1, dtype=torch.int32)
     while not flag.item():

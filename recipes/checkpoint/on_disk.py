@@ -173,11 +173,9 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
-    """Return the good checkpoints that a run can continue from, newest first, and a warning for each damaged checkpoint.
-
-    Search `own` (the run's `checkpoints` directory), then `load` if `own` has no good checkpoint. Raises ConfigError if `own` has
-    no good checkpoint but one in another format, or if `load` is given and neither directory has a good checkpoint.
-    """
+    """Return the good checkpoints in `own` (the run's `checkpoints` directory), else those in `load`, newest first, and a warning
+    for each damaged checkpoint. Raises ConfigError if `own` has no good checkpoint but one in another format, or if `load` is
+    given and neither directory has a good checkpoint."""
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
         for path, error in damaged.items():

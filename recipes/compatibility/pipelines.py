@@ -1,7 +1,5 @@
-"""Combinations of options that cannot work with pipeline parallelism. Torch runs some of these combinations without an error.
-
-A schedule that splits backward computes the gradients of weights later than those of activations.
-"""
+"""Combinations of options that cannot work with pipeline parallelism. Torch runs some of these combinations without an error. A
+schedule that splits backward computes the gradients of weights later than those of activations."""
 
 from meshrunner.recipes.compatibility.conflict import Conflict
 from meshrunner.recipes.parallelism.base import Degrees, Parallelism

@@ -86,9 +86,7 @@ class Loader:
 
 
 def micro_batches(rows: Tensor, micro_batch: int, own: Part = all_tokens) -> Batches:
-    """Split sequences, [rows, seq_len + 1], into micro batches: pairs (tokens, targets), each [micro_batch, seq_len].
-
-    With context parallelism, `own` returns this rank's part of the tokens, so the results have fewer columns.
-    """
+    """Split sequences, [rows, seq_len + 1], into micro batches: pairs (tokens, targets), each [micro_batch, seq_len]. With
+    context parallelism, `own` returns this rank's part of the tokens, so the results have fewer columns."""
     parts = rows.view(-1, micro_batch, rows.shape[1])
     return [(own(part[:, :-1], 1).contiguous(), own(part[:, 1:], 1).contiguous()) for part in parts]

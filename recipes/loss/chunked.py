@@ -62,11 +62,9 @@ def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
 
 
 def summed_in_chunks(weight: Tensor, summed: SummedLoss, hidden: Tensor, targets: Tensor, tokens: int) -> Tensor:
-    """Return the sum of the token losses. Forward frees the logits of each chunk, and backward recomputes the logits.
-
-    The weight's gradient is accumulated over the chunks in fp32, because bf16 would round every addition.
-    weight: [vocab, dim], or this rank's rows of the weight; hidden: [batch, seq, dim]; targets: [batch, seq].
-    """
+    """Return the sum of the token losses. Forward frees the logits of each chunk, and backward recomputes the logits. The
+    weight's gradient is accumulated over the chunks in fp32, because bf16 would round every addition. weight: [vocab, dim], or
+    this rank's rows of the weight; hidden: [batch, seq, dim]; targets: [batch, seq]."""
     positions = max(1, tokens // hidden.shape[0])
     chunks = zip(torch.split(hidden, positions, 1), torch.split(targets, positions, 1), strict=True)
     recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)

@@ -1,8 +1,6 @@
-"""Context parallelism: the ranks of a group hold different parts of each sequence.
-
-Most layers process each token separately, so only attention, Mamba blocks and multi-token prediction exchange data.
-Data parallelism averages gradients over the ranks, because the ranks hold equal weights, or shards of equal weights.
-"""
+"""Context parallelism: the ranks of a group hold different parts of each sequence. Only the layers that mix tokens exchange data:
+attention, Mamba blocks and multi-token prediction. Data parallelism averages gradients over the ranks, because they hold equal
+weights, or shards of equal weights."""
 
 from collections.abc import Callable
 
@@ -26,9 +24,9 @@ class Context:
     rank holds consecutive positions.
     """
 
-        self.chunks = self.rank, 2 * self.ranks - 1 - self.rank
     def __init__(self, group: ProcessGroup, method: str, seq_len: int) -> None:
         self.group, self.method, self.rank, self.ranks = group, method, group.rank(), group.size()
+        self.chunks = self.rank, 2 * self.ranks - 1 - self.rank
         size = seq_len // (2 * self.ranks)
         # Made once, because torch cannot make a mask inside a region that is checkpointed selectively.
         self.masks = [causal_lower_right(size, (chunk + 1) * size) for chunk in self.chunks]

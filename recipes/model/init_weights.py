@@ -1,8 +1,5 @@
-"""Initial weights that do not depend on the parallel layout.
-
-Each parameter has a separate generator, seeded by the run's seed and the parameter's name. A rank draws the full parameter and
-keeps only its shard. Therefore all layouts start with bit-identical weights on devices of the same type.
-"""
+"""Initial weights that are bit-identical in all parallel layouts, on devices of the same type. Each parameter has a generator,
+seeded by the run's seed and the parameter's name. A rank draws the full parameter and keeps only its shard."""
 
 import hashlib
 from collections.abc import Callable

@@ -1,8 +1,6 @@
-"""Tensor-parallel styles. Heads and FFN width are split. The residual stream is sharded over the sequence or replicated.
-
-A module that can be split has a method `styles(sequence_parallel)`, which returns a dict: name of a submodule -> style. The name
-"" is the module itself. `Transformer.tensor_plan` collects the styles.
-"""
+"""Tensor-parallel styles. Heads and FFN width are split. The residual stream is sharded over the sequence or replicated. A module
+that can be split has a method `styles(sequence_parallel)`, which returns a dict: name of a submodule -> style. The name "" is the
+module itself. `Transformer.tensor_plan` collects the styles."""
 
 from collections.abc import Iterable
 

@@ -53,11 +53,9 @@ class RMSNorm(nn.Module):
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """Return the rotation angle of each pair of elements, in radians per position: [head_dim / 2], fp32, on the CPU.
-
-    The order of operations is the same as in transformers' `_compute_llama3_parameters`, for equal rounding. At position 8,000,
-    a change in the last bit of a frequency near 1 changes the angle by half a thousandth of a radian.
-    """
+    """Return the rotation angle of each pair of elements, in radians per position: [head_dim / 2], fp32, on the CPU. The order of
+    operations is the same as in transformers' `_compute_llama3_parameters`, for equal rounding. At position 8,000, a change in
+    the last bit of a frequency near 1 changes the angle by half a thousandth of a radian."""
     freqs = 1.0 / theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
     if scaling is None:
         return freqs
@@ -80,11 +78,9 @@ def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling |
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate elements i and i + head_dim / 2 of each head by their angle at the token's position (Su et al. 2021), in fp32.
-
-    The transformers library pairs the same elements. Llama's original code pairs adjacent elements, which is equivalent
-    if the rows of the query and key weights are reordered. x: [batch, seq, heads, head_dim]; rope: from `rope_table`.
-    """
+    """Rotate elements i and i + head_dim / 2 of each head by their angle at the token's position (Su et al. 2021), in fp32. The
+    transformers library pairs the same elements. Llama's original code pairs adjacent elements, which is equivalent if the rows
+    of the query and key weights are reordered. x: [batch, seq, heads, head_dim]; rope: from `rope_table`."""
     cos, sin = rope.unsqueeze(1).unbind(2)
     swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)
     return torch.addcmul(x * cos, swapped, sin).type_as(x)

@@ -27,12 +27,9 @@ def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
 
 @torch.no_grad()
 def squared_norm(trained: Sequence[Trainable], device: torch.device | None = None) -> Tensor:
-    """Return the squared 2-norm of full gradients: 0-d, fp64. All ranks of a parameter's groups must pass the same parameters.
-
-    The norm is accumulated in fp64. The rounding error of an fp32 sum on a CPU (relative error 2e-6) depends on how gradients are
-    sharded. With an fp32 norm, clipping would make the otherwise equal results of FSDP1 and FSDP2 differ.
-    device: the device of the all-reduce; default: the parameters' device.
-    """
+    """Return the squared 2-norm of full gradients: 0-d, fp64. All ranks of a parameter's groups must pass the same parameters. An
+    fp32 sum on a CPU has a relative error of 2e-6 that depends on the sharding. Clipping by such a norm would make the otherwise
+    equal results of FSDP1 and FSDP2 differ. device: the device of the all-reduce; default: the parameters' device."""
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:
         by_groups.setdefault(each.shard_groups, []).append(each)

@@ -1,8 +1,6 @@
-"""Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp, which can keep communication buffers in pools.
-
-The package joins several parameters in a bucket and cuts the bucket into equal shards. A cut can lie within a parameter, so ranks
-can hold different numbers of the parameter's rows. Do not gather such DTensors with torch, which expects torch.chunk's shards.
-"""
+"""Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp, which can keep communication buffers in pools. The package joins several
+parameters in a bucket and cuts the bucket into equal shards, so ranks can hold different numbers of a parameter's rows. Do not
+gather such DTensors with torch, which expects torch.chunk's shards."""
 
 from __future__ import annotations
 

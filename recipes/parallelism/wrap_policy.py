@@ -1,8 +1,6 @@
-"""The `wrap` group: policies that choose the FSDP units (modules that FSDP gathers as a whole).
-
-A policy lists all units in a wrap plan before any module is wrapped, so the plan can be printed and checked first (an idea from
-PyTorch pull request #104346). A plan is the same for all kinds of data parallelism, so FSDP1 and FSDP2 get the same units.
-"""
+"""The `wrap` group: policies that choose the FSDP units (modules that FSDP gathers as a whole). A policy lists all units in a
+wrap plan before any module is wrapped, so the plan can be printed and checked first (an idea from PyTorch pull request #104346).
+A plan does not depend on the kind of data parallelism."""
 
 from __future__ import annotations
 

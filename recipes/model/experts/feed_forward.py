@@ -1,9 +1,6 @@
-"""Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3).
-
-No token is dropped. Each token becomes one row per chosen expert. Rows are sorted by expert, multiplied expert by expert, and
-sorted back by token. Each block returns its token count per expert, and the network adds up the counts. If the blocks added up
-the counts themselves, activation recomputation would count every token twice.
-"""
+"""Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3). No token is dropped. Each
+token becomes one row per chosen expert. Rows are sorted by expert, multiplied expert by expert, and sorted back by token. The
+network adds up the token counts that its blocks return, because activation recomputation would make blocks count tokens twice."""
 
 import math
 

@@ -108,11 +108,9 @@ class ScaleGradient(torch.autograd.Function):
 
 
 def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Multiply each row by the weights of the row's group: [rows, out].
-
-    x: [rows, in], sorted by group. Groups may be empty. weights: [groups, in, out], in the dtype of x. ends: index of the row
-    after the last row of each group, [groups], int32. The row sizes of x and of the result must be multiples of 16 bytes.
-    """
+    """Multiply each row by the weights of the row's group: [rows, out]. x: [rows, in], sorted by group. Groups may be empty.
+    weights: [groups, in, out], in the dtype of x. ends: index of the row after the last row of each group, [groups], int32. The
+    row sizes of x and of the result must be multiples of 16 bytes."""
     if x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)
     # torch 2.14 still rejects other dtypes on meta and fake tensors, and hence in the compiler

@@ -147,11 +147,9 @@ class Scan(nn.Module):
 
 
 def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
-    """Compute S_t = exp(decay_t) S_{t-1} + x_t b_t^T, y_t = S_t c_t with matmuls over chunks (section 6 of the paper).
-
-    x and y: [batch, seq, heads, head_dim]; decay: not positive, [batch, seq, heads]; b, c: [batch, seq, groups, state]; chunk:
-    tokens per chunk, which need not divide seq. fp64 decays are summed in fp64, other decays in fp32.
-    """
+    """Compute S_t = exp(decay_t) S_{t-1} + x_t b_t^T, y_t = S_t c_t with matmuls over chunks (section 6 of the paper). x and y:
+    [batch, seq, heads, head_dim]; decay: not positive, [batch, seq, heads]; b, c: [batch, seq, groups, state]; chunk: tokens per
+    chunk, which need not divide seq. fp64 decays are summed in fp64, other decays in fp32."""
     batch, seq, heads, head_dim = x.shape
     groups = b.shape[2]
     if missing := -seq % chunk:

@@ -1,9 +1,7 @@
-"""Custom operators for the CUDA kernels of mamba_ssm and causal_conv1d. The compiler calls these operators without tracing them.
-
-The compiler rejects Triton kernels that have a `pre_hook`, such as the kernels of mamba_ssm. Memory can be predicted
-without the packages, because they are imported only when an operator runs. An operator must return the same strides as its
-fake implementation, but mamba_ssm returns gradients with the strides of its inputs. All results are therefore made contiguous.
-"""
+"""Custom operators for the CUDA kernels of mamba_ssm and causal_conv1d. The compiler calls these operators without tracing them,
+because it rejects Triton kernels that have a `pre_hook`. The packages are imported only when an operator runs, so memory can be
+predicted without them. An operator must return the same strides as its fake implementation, but mamba_ssm returns gradients with
+the strides of its inputs. All results are therefore made contiguous."""
 
 import warnings
 from typing import Any

@@ -88,10 +88,8 @@ def _passes(actions: list[_Action | None]) -> list[Pass]:
 
 
 def ends(order: list[list[Pass]], stages: int, cost: Callable[[Pass], float], transfer: float = 0.0) -> list[float]:
-    """Return the time at which each rank has finished its passes, if each pass starts as early as its inputs allow.
-
-    cost: duration of a pass. transfer: duration of sending a result to another rank, during which the sender goes on.
-    """
+    """Return the time at which each rank has finished its passes, if each pass starts as early as its inputs allow. cost:
+    duration of a pass. transfer: duration of sending a result to another rank, during which the sender goes on."""
     done: dict[tuple[str, int, int], tuple[int, float]] = {}
     clocks, todo = [0.0] * len(order), [list(reversed(passes)) for passes in order]
     while any(todo):

@@ -52,10 +52,8 @@ def ranges(counts: Sequence[int]) -> list[range]:
 
 
 def balanced(costs: Sequence[float], last: float, stages: int) -> list[int]:
-    """Return the number of blocks per stage, at least 1 each, so that the most expensive stage is as cheap as possible.
-
-    costs: cost of each block; last: cost of the modules after the last block. Of equally good splits, choose the most even one.
-    """
+    """Return the blocks per stage, at least 1 each, that make the most expensive stage as cheap as possible. Of equally good
+    splits, choose the most even one. costs: cost of each block; last: cost of the modules after the last block."""
     before = [0.0, *accumulate(costs)]
     blocks = len(costs)
 
@@ -78,10 +76,8 @@ def balanced(costs: Sequence[float], last: float, stages: int) -> list[int]:
 def stage_problems(
     name: str, ranks: int, per_rank: int, split: Sequence[int] | None, *, blocks: int, micro_batches: int
 ) -> list[str]:
-    """Return the reasons why `blocks` cannot be divided into stages, or why a schedule cannot run `micro_batches` per step.
-
-    name: key in SCHEDULES; ranks, per_rank, split: the settings pipeline, pipeline_stages (resolved) and pipeline_split.
-    """
+    """Return the reasons why `blocks` cannot be divided into stages, or why a schedule cannot run `micro_batches` per step. name:
+    key in SCHEDULES; ranks, per_rank, split: the settings pipeline, pipeline_stages (resolved) and pipeline_split."""
     schedule, stages, found = SCHEDULES[name], ranks * per_rank, []
     product = f"pipeline({ranks}) x pipeline_stages({per_rank}) = {stages} stages"
     if per_rank != schedule.stages and not schedule.any_stages:
