@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.decoder import Experts
-from meshrunner.recipes.model.experts import feed_forward
+from meshrunner.recipes.model.experts import grouped_rows
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward, GroupedExperts, balance_loss
 from meshrunner.recipes.model.experts.grouped_rows import (
     FP32Linear,
@@ -87,8 +87,8 @@ def test_unwritten_gradients_of_empty_groups_are_zeroed(monkeypatch: pytest.Monk
         weights.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([1]), float("nan")))
         return grouped_mm(x, weights, ends)
 
-    monkeypatch.setattr(feed_forward, "leaves_empty_groups", lambda _: True)
-    monkeypatch.setattr(feed_forward, "grouped_mm", unwritten)
+    monkeypatch.setattr(grouped_rows, "leaves_empty_groups", lambda _: True)
+    monkeypatch.setattr(grouped_rows, "grouped_mm", unwritten)
     layer(torch.randn(5, 8), torch.tensor([2, 0, 3])).square().sum().backward()
     for parameter in layer.parameters():
         assert parameter.grad is not None
