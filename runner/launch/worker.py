@@ -140,21 +140,16 @@ def join_fake_process_group(context: WorkerContext, *, pipelined: bool = False) 
     """Join a process group whose other ranks do not exist. Collectives return at once, as if all ranks had this rank's data. If
     the run is `pipelined`, stages compute with random values instead of received values."""
     import torch.distributed as dist
-    from torch.futures import Future
+    from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
     from torch.nn import parallel
     from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    def done(buffer: torch.Tensor) -> Future[torch.Tensor]:
-        reduced: Future[torch.Tensor] = Future()
-        reduced.set_result(buffer)
-        return reduced
 
     class WithoutReducer(parallel.DistributedDataParallel):
         """DDP with gradient buckets that are not reduced, because DDP's own all-reduce rejects a fake process group."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.register_comm_hook(None, lambda _, bucket: done(bucket.buffer()))
+            self.register_comm_hook(None, noop_hook)
 
     parallel.DistributedDataParallel = WithoutReducer  # type: ignore[misc]
     if pipelined:
