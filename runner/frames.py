@@ -42,14 +42,10 @@ class Loaded:
 
         steps = []
         for row in self.comparison.rows:
+            settings = _hashable(self.keys, row.values)
             for run in row.runs:
                 counted = {each.step for each in run.measured}
-                shared = {
-                    "run": str(run.path),
-                    "state": run.state,
-                    **_hashable(self.keys, row.values),
-                    "seed": run.seed,
-                }
+                shared = {"run": str(run.path), "state": run.state} | settings | {"seed": run.seed}
                 steps += [shared | {"measured": each.step in counted} | each for each in run.events]
         return DataFrame(steps)
 
