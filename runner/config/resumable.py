@@ -11,6 +11,7 @@ from meshrunner.recipes.errors import ConfigError, Incompatible, NotImported
 from meshrunner.recipes.option import Affects
 from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.experiment import Experiment, check
+from meshrunner.runner.config.validation import listed
 from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.rundir import RESULTS, find_damage, read_config, read_state, run_names, sweep_damage
 from meshrunner.runner.rundir.files import is_run
@@ -69,23 +70,21 @@ def check_existing(run_dir: Path, config: dict[str, Any]) -> None:
     """Raise ConfigError if `run_dir` holds a run with another configuration. The sections `sweep` and `tune` may differ."""
     changed = differences(read_config(run_dir), config) if is_run(run_dir) else []
     lines = [
-        f"  {key}: {old!r} on disk, {new!r} now"
+        f"{key}: {old!r} on disk, {new!r} now"
         for key, old, new in changed
         if key.partition(".")[0] not in ("sweep", "tune")
     ]
     if lines:
         problem = f"{run_dir} holds a run with another configuration. Choose another hydra.sweep.dir. Differences:"
-        raise ConfigError("\n".join([problem, *lines]))
+        raise ConfigError(listed(problem, lines))
 
 
 def fit_continuing(
     experiment: Experiment, run_dir: Path, workers: int, *, force: bool = False
 ) -> tuple[Experiment, StoredCheckpoint | None]:
-    """Return the experiment to execute and the checkpoint to resume from (None if the run starts at step 1).
-
-    Replace a null `global_batch` by the checkpoint's value. Raise Incompatible if settings conflict (see `fit`). Raise
-    ConfigError if no steps are left to train, or if settings that affect the result have changed and `force` is false.
-    """
+    """Return the experiment to execute and the checkpoint to resume from (None if the run starts at step 1). Replace a null
+    `global_batch` by the checkpoint's value. Raise Incompatible if settings conflict (see `fit`), and ConfigError if no steps are
+    left to train or if settings that affect the result have changed and `force` is false."""
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:
         warn(warning)
@@ -123,10 +122,10 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
     if not changed:
         return
     pairs = ((key, *("absent" if value is ... else repr(value) for value in values)) for key, *values in changed)
-    lines = [f"  {key}: was {old}, is {new}" for key, old, new in pairs]
     title = f"The configuration has changed since the checkpoint of step {record.step} was written:"
+    text = listed(title, (f"{key}: was {old}, is {new}" for key, old, new in pairs))
     hint = f"`meshrunner resume {run_dir} --force` continues with the new values; choose another hydra.run.dir for a new run"
-    raise ConfigError("\n".join([title, *lines, hint]))
+    raise ConfigError(f"{text}\n{hint}")
 
 
 def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
@@ -139,5 +138,5 @@ def more_to_train(experiment: Experiment, run_dir: Path, trained: int) -> bool:
             f"{run_dir} completed {trained} steps and has no usable checkpoint from which to continue to step "
             f"{experiment.steps}; choose another hydra.run.dir for a new run"
         )
-        raise ConfigError("\n  ".join([problem, *warnings]))
+        raise ConfigError(listed(problem, warnings))
     return True
