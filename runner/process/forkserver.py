@@ -49,12 +49,9 @@ LONGEST = 40
 
 
 def warm(variables: Mapping[str, str] | None = None) -> None:
-    """Start the forkserver, which imports torch in the background. This function returns within milliseconds.
-
-    The forkserver's environment includes `variables`, because libraries read environment variables when they are loaded. Keep
-    a running forkserver if it has the same variables, or if `variables` is None; otherwise, kill and replace it. A forkserver
-    that is replaced must not have children.
-    """
+    """Start the forkserver, which imports torch in the background, and return within milliseconds. Its environment includes
+    `variables`, because libraries read environment variables when they are loaded. Keep a running forkserver if it has the same
+    variables or if `variables` is None; otherwise, kill and replace it. A forkserver that is replaced must not have children."""
     global _variables
     if _variables is not None and variables in (None, _variables):
         return
@@ -65,6 +62,7 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
     multiprocessing.set_forkserver_preload(PRELOAD)
     temporary, before = temporary_folder(), dict(os.environ)
     own = {
+        **variables,
         "MESHRUNNER_TEMPORARY": temporary,
         "TORCHINDUCTOR_CACHE_DIR": f"{temporary}/inductor",  # torch creates this folder on import; workers use another folder
         "PYTHONSAFEPATH": "1",  # no file of the current directory may shadow a preloaded module
@@ -75,9 +73,8 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
         for name in STOP_REQUESTS if in_slurm_job() else ():  # the forkserver also inherits ignored signals
             stack.callback(signal.signal, name, signal.signal(name, signal.SIG_IGN))
         stack.callback(os.environ.update, before)
-        for name_of_variable in {*variables, *own} - before.keys():
+        for name_of_variable in own.keys() - before.keys():
             stack.callback(os.environ.pop, name_of_variable)
-        os.environ.update(variables)
         os.environ.update(own)
         resource_tracker.ensure_running()  # otherwise the forkserver starts the tracker, which unblocks SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -85,10 +82,8 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
 
 
 def temporary_folder() -> str:
-    """Return the folder for the forkserver's socket and other temporary files. Raise ConfigError if no folder can be created.
-
-    The first call creates the folder. The command, or the forkserver if the command is killed, removes the folder on exit.
-    """
+    """Return the folder for the forkserver's socket and other temporary files. The first call creates the folder, or raises
+    ConfigError. The command, or the forkserver if the command is killed, removes the folder on exit."""
     # multiprocessing would choose a folder in TMPDIR even if the path is too long for a socket.
     settings: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
     if settings.get("tempdir") is not None:
@@ -128,13 +123,9 @@ def exit_now(code: int) -> NoReturn:
 def child(
     log: Path, environment: Mapping[str, str], body: Callable[..., int], *arguments: Any, **options: Any
 ) -> ForkServerProcess:
-    """Return a process that calls `body(*arguments)` once it is started, and exits with the code that `body` returns.
-
-    The process appends its output to `log`, ignores Ctrl-C, and is killed by the kernel when the launcher ends. Because the
-    forkserver starts the process, pass `environment` and the launcher's sys.path explicitly.
-    """
-    own = (log, dict(environment), list(sys.path), body, arguments)
-    return context.Process(target=_run, args=own, **options)
+    """Return a process that, once started, calls `body(*arguments)` with `environment` and the launcher's sys.path, and exits
+    with the code that `body` returns. The process appends its output to `log`, ignores Ctrl-C, and dies with the launcher."""
+    return context.Process(target=_run, args=(log, dict(environment), list(sys.path), body, arguments), **options)
 
 
 def _run(
