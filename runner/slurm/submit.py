@@ -37,11 +37,9 @@ def submit_runs(
     names: Sequence[str] = (),
     plans: Mapping[Path, dict[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Submit runs, or only print their scripts if `settings.dry_run` is set. If SLURM rejects a script, raise ConfigError.
-
-    Runs that request the same numbers of nodes and GPUs form one job array. Task N of an array executes names[N]. `names`: the
-    runs of the sweep, as in runs.txt, or () for a single run. `plans`: predictions, for runs whose directory lacks plan.json.
-    """
+    """Submit runs, or only print their scripts if `settings.dry_run` is set. Raise ConfigError if SLURM rejects a script. Runs
+    that request the same numbers of nodes and GPUs form one job array, whose task N executes names[N]. `names`: the runs of the
+    sweep, as in runs.txt, or () for a single run. `plans`: predictions, for runs whose directory lacks plan.json."""
     arrays: dict[Nodes, dict[int | None, Path]] = {}
     for run_dir, experiment in experiments.items():
         settings.fit(experiment)
@@ -90,15 +88,14 @@ def submit_search(folder: Path, experiment: Experiment, settings: Slurm) -> None
 def wait(run_dirs: Sequence[Path]) -> int:
     """Wait until the jobs of all runs have ended. Return 0 if all runs have a result, else 75 if a run was preempted, else 1."""
     ids = [found for run_dir in run_dirs if (found := job_id(run_dir))]
-    active = True
     with interruptible("; the jobs stay in SLURM's queue"):
-        while active:
+        while True:
             try:
-                active = any(job.active for job in jobs(ids).values())
+                if not any(job.active for job in jobs(ids).values()):
+                    break
             except ConfigError as error:  # the controller may be restarting
                 warn(str(error))
-            if active:
-                time.sleep(POLL_S)
+            time.sleep(POLL_S)
     states = [read_status(run_dir).state for run_dir in run_dirs]
     return 0 if all(state in RESULTS for state in states) else 75 if "preempted" in states else 1
 
