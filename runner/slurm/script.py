@@ -44,13 +44,16 @@ def sbatch_script(folder: Path, settings: Slurm, nodes: Nodes, tasks: Sequence[i
 
 
 def _options(settings: Slurm, nodes: Nodes) -> list[str]:
+    # `--gres` can also request other resources, such as local disks.
+    gres = any("--gres" in _names([each]) and "gpu" in each for each in settings.extra)
+    asks_for_gpus = gres or GPUS & _names(settings.extra)
     given = {
         "partition": settings.partition,
         "account": settings.account,
         "qos": settings.qos,
         "constraint": settings.constraint,
         "nodes": nodes.number,
-        "gpus-per-node": None if _asks_for_gpus(settings.extra) else nodes.gpus,
+        "gpus-per-node": None if asks_for_gpus else nodes.gpus,
         **_cpus_and_memory(settings, nodes),
         "time": settings.time,
         "signal": f"B:USR1@{settings.notice_s}",
@@ -67,21 +70,14 @@ def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
     return {"exclusive": True, "mem": 0} if nodes.whole else {"cpus-per-gpu": settings.cpus_per_gpu}
 
 
-def _asks_for_gpus(extra: list[str]) -> bool:
-    """Return whether sbatch options request GPUs. `--gres` can also request other resources, such as local disks."""
-    return bool(GPUS & _names(extra)) or any("--gres" in _names([each]) and "gpu" in each for each in extra)
-
-
 def _names(options: list[str]) -> set[str]:
     """Return the names of sbatch options: `--mem` for `--mem=0`, `--mem 0` and `'--mem=0'`."""
     return {re.split("[= ]", option.strip("'"))[0] for option in options}
 
 
 def _with_options(options: list[str], extra: list[str]) -> list[str]:
-    """Return the lines of slurm/run.sbatch, with #SBATCH lines for `options` and `extra` added or replaced.
-
-    Quote an element of `options` if it contains a space. Never quote elements of `extra`: `--mail-type END` must stay two words.
-    """
+    """Return the lines of slurm/run.sbatch, with #SBATCH lines for `options` and `extra` added or replaced. Quote an element of
+    `options` if it contains a space. Never quote elements of `extra`: `--mail-type END` must stay two words."""
     given = _names([*options, *extra])
     lines = [
         line
