@@ -1,6 +1,7 @@
 """Measure time and peak memory of a rank's device without waiting for the device, and find the device's peak FLOP/s for MFU."""
 
 import gc
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -40,10 +41,8 @@ class HostDevice:
 
     def peaks(self) -> list[float]:
         """Return the memory figures measured since the last reset, in the order of `keys`."""
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return [int(line.split()[1]) * 1024 / GIB]
-        return [0.0]
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return [int(found[1]) * 1024 / GIB if found else 0.0]
 
     def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
         """Return a row's memory figures from `peaks`, which are merged over ranks. Figures that this device lacks are None."""
@@ -113,8 +112,7 @@ def peak_flops(
         if rate == "fp32" and torch.get_float32_matmul_precision() != "highest":
             rate = "tf32"
         name = torch.cuda.get_device_name(device)
-        total = torch.cuda.get_device_properties(device).total_memory / GIB
-        found = experiment.hardware.found(name, total)
+        found = experiment.hardware.found(name, torch.cuda.get_device_properties(device).total_memory / GIB)
         tflops = found.peak_tflops(rate) if found else None
         peak = tflops and tflops * 1e12
     else:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-GIB = 2**30
 ON_CPU = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:: you tried to allocate (\d+) bytes)?"
 )
@@ -40,11 +39,8 @@ class MemoryRanOut(Exception):
 
 
 def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
-    """Return an error such as `out of host memory in step 3 (forward of layers.1): tried to allocate 2.00 GiB`.
-
-    Return None if neither `error` nor any of its causes reports a lack of memory. Search the causes, because compilers wrap
-    exceptions. `step` is the step in which the error occurred, or 0 before the first step.
-    """
+    """Return an error such as `out of host memory in step 3 (forward of layers.1): tried to allocate 2.00 GiB`. Return None if
+    neither `error` nor its causes (compilers wrap exceptions) report a lack of memory. `step` is 0 before the first step."""
     if isinstance(error, MemoryRanOut):
         return error
     chain = [error]
@@ -61,7 +57,7 @@ def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
 def _amount(message: str) -> str:
     """Return `: tried to allocate 2.00 GiB` or, if `message` names no amount, the line of `message` that reports the failure."""
     if found := ON_CPU.search(message):
-        return f": tried to allocate {int(found[1]) / GIB:.2f} GiB" if found[1] else ""
+        return f": tried to allocate {int(found[1]) / 2**30:.2f} GiB" if found[1] else ""
     if found := ASKED.search(message):
         capacity = CAPACITY.search(message)
         free = f", {capacity[2]} of the device's {capacity[1]} were free" if capacity else ""
