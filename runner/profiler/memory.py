@@ -52,7 +52,6 @@ class MemorySession(Session):
     """Base class of the sessions of `profiler=memory`. `end` returns the values of KEYS, with NaN for unknown values."""
 
     figures: ClassVar[tuple[str, ...]] = KEYS
-    option: MemoryProfile
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
         known = [row for row in figures if not math.isnan(row[0])]

@@ -48,12 +48,11 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
     path = run_dir / CONFIG
     try:
-        loaded = OmegaConf.to_container(OmegaConf.create(_load_yaml(path)), resolve=True)
+        loaded: Any = OmegaConf.to_container(OmegaConf.create(_load_yaml(path)), resolve=True)
     except FileNotFoundError:
         raise ConfigError(f"{run_dir} is not a run directory: it has no {CONFIG}") from None
     except (OSError, ValueError, OmegaConfBaseException) as error:
         raise ConfigError(unreadable(path, error)) from None
-    assert isinstance(loaded, dict)
     return {str(key): value for key, value in loaded.items()}
 
 

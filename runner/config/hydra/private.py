@@ -25,8 +25,6 @@ BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 TUNE_SWEEPER = "hydra_plugins.meshrunner.TuneSweeper"
 GRID_SWEEPERS = (BASIC_SWEEPER, TUNE_SWEEPER)
 """Sweepers whose combinations are all known before the first run. TUNE_SWEEPER predicts all combinations but runs only a few."""
-IMPORT_PLUGINS = (plugins.__file__, singleton.__file__)
-"""Source files of Hydra that import plugins. `set_up_hydra` skips these files to find the faulty plugin in a traceback."""
 
 
 def set_up_hydra() -> None:
@@ -37,8 +35,9 @@ def set_up_hydra() -> None:
     try:
         Plugins.instance()
     except (Exception, SystemExit) as error:
+        importers = (__file__, plugins.__file__, singleton.__file__)  # not at fault: they import the plugin
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        own = [file for file in files if Path(file).is_file() and file not in (__file__, *IMPORT_PLUGINS)]
+        own = [file for file in files if Path(file).is_file() and file not in importers]
         file = error.filename if isinstance(error, SyntaxError) else next(iter(own), "")
         raise ConfigError(
             f"the Hydra plugin {file} cannot be imported: {type(error).__name__}: {error}; fix or uninstall it"
