@@ -1,8 +1,5 @@
-"""Print text, warnings, tables and the name of the work in progress. Tables fit the terminal's width; piped tables are not cut.
-
-Because text may come from files or the environment, markup in it is not interpreted and control characters are escaped.
-This module imports little, to keep `meshrunner --help` fast.
-"""
+"""Print text, warnings, tables and the name of the work in progress. Text may come from files or the environment, so markup in it
+is not interpreted and control characters are escaped. This module imports little, to keep `meshrunner --help` fast."""
 
 from __future__ import annotations
 
@@ -67,9 +64,8 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 
 @contextmanager
 def naming(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Print `what` to stderr as the name of the work in the `with` block. On a terminal, erase the name when the work ends.
-    Yield a function that takes the number of finished parts and the number of all parts. On a terminal, the function shows
-    both numbers and the time left."""
+    """Print `what` to stderr as the name of the work in the `with` block. On a terminal, erase the name when the work ends. Yield
+    a function of the numbers of finished parts and of all parts, which shows both and the time left on a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:
             slow.doing(what)

@@ -1,7 +1,5 @@
-"""Reads option files without Hydra. For example, conf/model/llama3_8b.yaml is the option `llama3_8b` of the group `model`.
-
-There are more than 80 options. Hydra's loader takes 0.2 s per option; this module takes 1 ms per option.
-"""
+"""Reads option files without Hydra. For example, conf/model/llama3_8b.yaml is the option `llama3_8b` of the group `model`. There
+are more than 80 options. Hydra's loader takes 0.2 s per option; this module takes 1 ms per option."""
 
 import re
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
-"""Combine the overrides on the command line and the YAML files in `conf/` into one configuration with Hydra.
-
-This module calls Hydra's `Hydra` class directly. `@hydra.main` would swallow errors, and would create the run directory before
-the configuration is checked. Hydra's public compose API supports neither sweepers nor `--cfg` nor tab completion.
-"""
+"""Combine the overrides on the command line and the YAML files in `conf/` into one configuration with Hydra's class `Hydra`.
+`@hydra.main` would swallow errors and create run directories for invalid configurations, and Hydra's public compose API supports
+neither sweepers nor `--cfg` nor tab completion."""
 
 import logging
 import re
@@ -137,10 +135,8 @@ class Composer:
     def sweep(
         self, config: DictConfig, ended: Callable[[Any], object], jobs: Sequence[Sequence[str]] | None = None
     ) -> None:
-        """Run Hydra's sweeper, which passes batches of jobs to the launcher. The launcher calls `ended` after each batch.
-
-        If `jobs` is given, launch these jobs as one batch without the sweeper. Each job is a list of overrides.
-        """
+        """Run Hydra's sweeper, which passes batches of jobs to the launcher, or launch `jobs` as one batch without the sweeper.
+        Each job is a list of overrides. The launcher calls `ended` after each batch."""
         # Hydra.multirun would compose the configuration again and put a later time into the directory's name.
         callbacks = private.Callbacks(config)
         callbacks.on_multirun_start(config=config, config_name=self.given["config_name"])

@@ -16,10 +16,8 @@ MOUNTS = Path("/proc/self/mounts")
 
 def compile_caches(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that set the cache folders of Inductor and Triton. `variables`: the workers' environment.
-
-    All ranks of all nodes write compiled code when a run starts. Network file systems are slow, and renaming or locking files
-    there may fail. If the cache directory may be on a network file system, use a private folder on a disk of this node.
-    """
+    If the cache directory may be on a network file system, use a private folder on a disk of this node: all ranks write compiled
+    code when a run starts, but network file systems are slow, and renaming or locking files there may fail."""
     usual = cache_dir()
     local = filter(_is_local, map(Path, (variables.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp")))
     folder = usual if _is_local(usual) else next(filter(None, map(_private, local)), usual)

@@ -25,11 +25,9 @@ PRODUCER_GRACE_S = 2.0
 def prepare_data(
     experiment: Experiment, run_dir: Path, doing: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
-    """Prepare the data of the first steps. In the `with` block, a background process (the producer) prepares the rest.
-
-    If two runs use the same data, the second producer waits until the first producer ends, and both runs read the same files.
-    A few times a second, call `doing` with the name of the current work. Raise ConfigError if the data is missing or unusable.
-    """
+    """Prepare the data of the first steps. In the `with` block, a background process (the producer) prepares the rest. If another
+    run prepares the same data, the producer waits, and both runs read the same files. A few times a second, call `doing` with the
+    name of the current work. Raise ConfigError if the data is missing or unusable."""
     data = experiment.data
     spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
     doing("preparing the data: tokenizer and packed tokens")

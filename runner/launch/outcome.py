@@ -59,11 +59,8 @@ def hang(run_dir: Path, first: int, steps: list[int], minutes: float) -> Outcome
 
 
 def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: bool) -> Outcome:
-    """Return the outcome of a failed run, with the rank that failed first. `codes` maps failed ranks to exit codes.
-
-    Prefer ranks that were killed by a signal other than SIGABRT, then ranks whose failure was not caused by another rank. If
-    several ranks remain, choose the rank with the earliest error.
-    """
+    """Return the outcome of a failed run, with the rank that failed first. `codes` maps failed ranks to exit codes. Prefer ranks
+    that were killed by a signal other than SIGABRT, then ranks whose failure is not collateral, then the earliest error."""
     errors = {rank: RankError.read(rank_error(run_dir, rank)) for rank in codes}
     errors |= {rank: _aborted(run_dir, rank) for rank in codes if codes[rank] == -signal.SIGABRT and not errors[rank]}
 
@@ -98,8 +95,7 @@ def _aborted(run_dir: Path, rank: int) -> RankError:
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):
         return RankError()
-    oom = ON_DEVICE.search(message) is not None
-    return RankError(time=log.stat().st_mtime, oom=oom, message=message, plain=False)
+    return RankError(time=log.stat().st_mtime, oom=ON_DEVICE.search(message) is not None, message=message)
 
 
 def write_error(run_dir: Path, outcome: Outcome) -> None:

@@ -1,8 +1,5 @@
-"""Start the workers of a run on this node and wait until they end. The launcher does not import torch.
-
-torch elastic is not used, because it reports the wrong cause of a failure. If a rank runs out of memory, the collectives of the
-other ranks fail with "connection closed by peer". torch elastic would report such a network error instead of the lack of memory.
-"""
+"""Start the workers of a run on this node and wait until they end. The launcher does not import torch. torch elastic is not used,
+because it would report a rank that runs out of memory as the "connection closed by peer" of the other ranks' collectives."""
 
 import os
 import pickle
@@ -62,11 +59,9 @@ class Attempt:
 
 
 def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
-    """Start this node's workers, wait until they end or another node fails, and return the outcome that this node sees.
-
-    A few times a second, call `poll` with the current phase of this node's first worker, such as "building the model" (see
-    `recipes.meter.Phase`). If the user presses Ctrl-C, end the workers and raise Interrupted.
-    """
+    """Start this node's workers, wait until they end or another node fails, and return the outcome that this node sees. A few
+    times a second, call `poll` with the current phase of this node's first worker, such as "building the model" (see
+    `recipes.meter.Phase`). If the user presses Ctrl-C, end the workers and raise Interrupted."""
     run_dir, first = attempt.run_dir, attempt.first_rank
     steps, phase = SharedIntegers(attempt.devices.processes), SharedIntegers(1)
     poll(PHASES[0])

@@ -96,11 +96,8 @@ class Rows:
 
 
 def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str, Any]:
-    """Return the row of an emulated rank, whose collectives took no time and whose loss is meaningless.
-
-    Increase the step time by `communication_s`, the seconds that the rank would wait for communication. If `communication_s` is
-    unknown, so are the step time and the speed. `row` holds the figures as measured.
-    """
+    """Return the row of an emulated rank, whose loss is meaningless, from the measured `row`, in which collectives took no time.
+    Add `communication_s`, the seconds of waiting for communication, to the step time. If unknown, so are step time and speed."""
     compute = row["perf/step_time_s"]
     ratio = None if communication_s is None else compute / (compute + communication_s)
     meaningless = {key for key in row if key.startswith(("train/", "experts/"))} - {"train/lr", "train/tokens"}

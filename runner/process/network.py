@@ -1,8 +1,5 @@
-"""Chooses the network interface that gloo uses in a run on several nodes.
-
-By default, gloo advertises the address to which a rank's host name resolves. On Debian, a host's own name resolves to 127.0.1.1,
-and a rank that connects to 127.0.1.1 reaches its own node.
-"""
+"""Chooses the network interface that gloo uses in a run on several nodes. By default, gloo advertises the address to which a
+rank's host name resolves. On Debian, this is 127.0.1.1, and a rank that connects to 127.0.1.1 reaches its own node."""
 
 import socket
 from collections.abc import Iterator, Mapping
@@ -16,11 +13,9 @@ OUTSIDE = ("192.0.2.1", "2001:db8::1")
 
 
 def gloo_interface(environment: Mapping[str, str], master: str) -> str | None:
-    """Return the name of an interface for gloo, or None if NCCL_SOCKET_IFNAME allows no interface.
-
-    The first choice is the interface with the route to `master`, unless this node is `master` and its name resolves to 127.0.1.1.
-    The second choice is the interface of the default route, and the third choice is any allowed interface.
-    """
+    """Return the name of an interface for gloo, or None if NCCL_SOCKET_IFNAME allows no interface. The first choice is the
+    interface with the route to `master`, unless this node is `master` and its name resolves to 127.0.1.1. The second choice is
+    the interface of the default route, and the third choice is any allowed interface."""
     wanted = environment.get("NCCL_SOCKET_IFNAME", "")
     allowed = {name: addresses for name, addresses in interfaces().items() if allows(wanted, name)}
     for host in (master, *OUTSIDE):

@@ -36,10 +36,7 @@ class _Output(io.FileIO):
 
 def secure_streams() -> None:
     """Open /dev/null in place of closed standard streams. Replace sys.stdout and sys.stderr by streams that never raise OSError.
-
-    Call this function before any file is opened, because a file could get the descriptor of a closed standard stream, and workers
-    would write their output to that file.
-    """
+    Call this function before any file is opened, because workers would write to a file with a closed stream's descriptor."""
     for number, name in enumerate(STREAMS):
         try:
             os.fstat(number)

@@ -1,7 +1,5 @@
-"""Read and write run directories (the files of one run) and sweep directories (the runs of a sweep).
-
-Each module is imported when one of its public names is first used, so that Tab completion and `--help` start without pydantic.
-"""
+"""Read and write run directories (the files of one run) and sweep directories (the runs of a sweep). Each module is imported when
+one of its public names is first used, so that Tab completion and `--help` start without pydantic."""
 
 from __future__ import annotations
 

@@ -33,10 +33,8 @@ RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
 
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
-    """Return (message about the first damaged file or "", records of the other files, such as {Status: ..., Summary: ...}).
-
-    Only the files in `names` are read. A missing file does not count as damaged.
-    """
+    """Read the files in `names`. Return (message about the first damaged file or "", records of the other files, such as
+    {Status: ..., Summary: ...}). A missing file does not count as damaged."""
     found: dict[type[Any], Any] = {}
     damage = ""
     try:

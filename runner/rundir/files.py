@@ -1,8 +1,5 @@
-"""The names of the files in run and sweep directories. No other package contains these names.
-
-A run replaces its JSON files atomically, but appends to `events.jsonl`. Tab completion imports this module, so this module must
-not import pydantic, which is slow to import.
-"""
+"""The names of the files in run and sweep directories. No other package contains these names. A run replaces its JSON files
+atomically, but appends to `events.jsonl`. Tab completion imports this module, so it must not import pydantic, which is slow."""
 
 import json
 import os

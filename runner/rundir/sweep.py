@@ -63,10 +63,8 @@ def sweep_damage(sweep_dir: Path) -> str:
 
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
-    """Add runs to a sweep's sweep.json and runs.txt. `added`: (directory name, overrides) of each run, in order of execution.
-
-    An adaptive sweeper adds one batch at a time. A restarted sweep adds its runs again; runs that are already listed are skipped.
-    """
+    """Add runs to a sweep's sweep.json and runs.txt. `added`: (directory name, overrides) of each run, in order of execution. An
+    adaptive sweeper adds one batch at a time. Runs that are already listed, because a sweep is restarted, are skipped."""
     before = PlacedSweep.read(sweep_dir / SWEEP)
     runs = [PlacedRun(name=name, overrides=overrides) for name, overrides in added]
     PlacedSweep(

@@ -59,11 +59,8 @@ def job_id(run_dir: Path) -> str | None:
 
 
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
-    """Return the jobs that SLURM knows, keyed by id: `12` is a job, `12_3` is task 3 of job array 12.
-
-    SLURM's controller forgets jobs minutes after their end. If SLURM's accounting is enabled, look up forgotten jobs in
-    its database. Raise ConfigError if the controller does not answer.
-    """
+    """Return the jobs that SLURM knows, keyed by id: `12` is a job, `12_3` is task 3 of job array 12. The controller forgets jobs
+    minutes after their end. SLURM's accounting, if enabled, knows them. Raise ConfigError if the controller does not answer."""
     unique = set(ids)
     found: dict[str, SlurmJob] = {}
     for parent in _parents(unique):

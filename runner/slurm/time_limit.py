@@ -15,11 +15,8 @@ SLACK = 2.0
 
 
 def predicted_limit(runs: Iterable[tuple[Experiment, Mapping[str, Any]]], partition: str | None) -> str | None:
-    """Return a time limit that every run should meet, or None if a run has no predicted speed or the partition allows less time.
-
-    Each run needs launch.start_timeout_minutes until its first step, plus SLACK times the predicted time of all its steps.
-    `runs`: the configuration of each run and the content of its plan.json.
-    """
+    """Return the limit of the longest run: launch.start_timeout_minutes + SLACK x predicted time of all steps. Return None if a
+    run has no predicted speed or the partition allows less time. `runs`: configuration and content of plan.json of each run."""
     minutes = 0
     for experiment, plan in runs:
         if (step_s := plan.get(STEP)) is None:

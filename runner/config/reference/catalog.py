@@ -1,8 +1,5 @@
-"""The catalogue of all keys that a configuration can hold, with their documentation, accepted values and defaults.
-
-A group such as `optimizer` is a part of the configuration for which the user chooses an option, such as `optimizer=adamw`. An
-option's key `kind` names a class, and the fields of this class are the option's keys. A section is a class with keys as fields.
-"""
+"""The catalogue of all keys that a configuration can hold, with their documentation, accepted values and defaults. A section is a
+class with keys as fields. An option of a group, such as `optimizer=adamw`, is a section, and its key `kind` names the class."""
 
 import json
 import re
