@@ -4,27 +4,22 @@ from meshrunner.runner.commands.declaration import Argument, Command, Flag
 
 DIRECTORY = Argument("directory", "DIR", "a run directory or a sweep directory")
 DIRECTORIES = Argument("directories", "DIR", "run directories and sweep directories", "several")
-WHERE = ("--where",)
-BEST_BY = Flag(
-    ("--best-by",), "show the best row for each combination of these keys; default: sweep.best_by", "KEY,..."
-)
-CONFIG_DIR = ("-cd", "--config-dir")
+WHERE = "--where"
+BEST_BY = Flag("--best-by", "show the best row for each combination of these keys; default: sweep.best_by", "KEY,...")
 CFG = ("job", "hydra", "all")
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 RUN_FAILED = "a run failed, crashed or timed out, or a single run was out of memory"
 
-MULTIRUN = Flag(("-m", "--multirun"), "execute a sweep: every combination of the given values", hydra=True)
+MULTIRUN = Flag("-m, --multirun", "execute a sweep: every combination of the given values", hydra=True)
 HYDRA = (
-    Flag(("-r", "--run"), "execute a single run, even if hydra.mode is MULTIRUN", hydra=True),
-    Flag(CONFIG_DIR, "directory with your own groups and options", "DIR", "directory", hydra=True),
-    Flag(("-cn", "--config-name"), "your own configuration file instead of run.yaml", "NAME", hydra=True),
-    Flag(
-        ("-c", "--cfg"), "print the configuration: meshrunner's part, Hydra's or both", "job|hydra|all", CFG, hydra=True
-    ),
-    Flag(("-p", "--package"), "with --cfg: print only this key", "KEY", hydra=True),
-    Flag(("--resolve",), "with --cfg: resolve interpolations", hydra=True),
-    Flag(("-i", "--info"), f"print how the configuration is composed: {', '.join(INFO)}", "[WHAT]", INFO, hydra=True),
-    Flag(("--hydra-help",), "show Hydra's own help", hydra=True),
+    Flag("-r, --run", "execute a single run, even if hydra.mode is MULTIRUN", hydra=True),
+    Flag("-cd, --config-dir", "directory with your own groups and options", "DIR", "directory", hydra=True),
+    Flag("-cn, --config-name", "your own configuration file instead of run.yaml", "NAME", hydra=True),
+    Flag("-c, --cfg", "print the configuration: meshrunner's part, Hydra's or both", "job|hydra|all", CFG, hydra=True),
+    Flag("-p, --package", "with --cfg: print only this key", "KEY", hydra=True),
+    Flag("--resolve", "with --cfg: resolve interpolations", hydra=True),
+    Flag("-i, --info", f"print how the configuration is composed: {', '.join(INFO)}", "[WHAT]", INFO, hydra=True),
+    Flag("--hydra-help", "show Hydra's own help", hydra=True),
 )
 """Flags that Hydra parses."""
 
@@ -57,7 +52,7 @@ _COMMANDS = (
         "launching/resume",
         "continue a run, or execute the unfinished runs of a sweep",
         (DIRECTORY,),
-        (Flag(("--force",), "continue even if the configuration differs from the checkpoint's"),),
+        (Flag("--force", "continue even if the configuration differs from the checkpoint's"),),
         description="A run continues from its newest checkpoint. Without a checkpoint it starts again at step 1. A "
         "completed run continues if `steps` was raised.",
         examples=("resume runs/2026-11-02/10-15-00-3fa2c1", "resume sweeps/2026-11-02/10-15-00-3fa2c1"),
@@ -68,7 +63,7 @@ _COMMANDS = (
         "launching/submit",
         "submit runs to SLURM",
         (DIRECTORY,),
-        (Flag(("--dry-run",), "print the sbatch script and do nothing"), MULTIRUN, *HYDRA),
+        (Flag("--dry-run", "print the sbatch script and do nothing"), MULTIRUN, *HYDRA),
         description="With OVERRIDES, write run directories and submit them. With DIR, submit the unfinished runs of a run "
         "or sweep directory again. hydra.launcher.KEY=VALUE changes a setting of the submission.",
         examples=(
@@ -88,7 +83,7 @@ _COMMANDS = (
     Command(
         "planning/show",
         "print parameters, FLOPs, mesh, memory and wrap plan of a run",
-        own_options=(Flag(("--config",), "also print the resolved configuration"), *HYDRA),
+        own_options=(Flag("--config", "also print the resolved configuration"), *HYDRA),
         description="Nothing is started and no GPU is needed.",
         examples=("show model=llama3_70b hardware=h100_80gb launch.nodes=8",),
     ),
@@ -96,14 +91,14 @@ _COMMANDS = (
         "planning/plan",
         "predict whether runs fit and how fast they are, without a GPU",
         own_options=(
-            Flag(("--json",), "print a JSON object, or with -m a list of objects"),
-            Flag(("--active",), "faster: predict reserved memory only if active memory leaves open whether a run fits"),
-            Flag(("--max",), "find the largest value of KEY that fits", "KEY"),
-            Flag(("--html",), "also write a page: memory over a step, or with -m the table and charts", "FILE", "file"),
+            Flag("--json", "print a JSON object, or with -m a list of objects"),
+            Flag("--active", "faster: predict reserved memory only if active memory leaves open whether a run fits"),
+            Flag("--max", "find the largest value of KEY that fits", "KEY"),
+            Flag("--html", "also write a page: memory over a step, or with -m the table and charts", "FILE", "file"),
             BEST_BY,
-            Flag(("--top",), "with -m: only the first N combinations", "N", "number"),
-            Flag(("--run",), "with -m: then run the combinations that fit", exclusive=True),
-            Flag(("--submit",), "with -m: then submit the combinations that fit to SLURM", exclusive=True),
+            Flag("--top", "with -m: only the first N combinations", "N", "number"),
+            Flag("--run", "with -m: then run the combinations that fit", exclusive=True),
+            Flag("--submit", "with -m: then submit the combinations that fit to SLURM", exclusive=True),
             MULTIRUN,
             *HYDRA,
         ),
@@ -121,11 +116,9 @@ _COMMANDS = (
         "fit the constants of a device to measured runs",
         (DIRECTORIES,),
         (
-            Flag(
-                ("--out",), "write the file here; --config-dir DIR hardware=X uses DIR/hardware/X.yaml", "FILE", "file"
-            ),
-            Flag(("--force",), "write the file even if the runs cannot separate matmul speed from memory bandwidth"),
-            Flag(("--json",), "print a JSON object: the runs, their errors and the content of the file"),
+            Flag("--out", "write the file here; --config-dir DIR hardware=X uses DIR/hardware/X.yaml", "FILE", "file"),
+            Flag("--force", "write the file even if the runs cannot separate matmul speed from memory bandwidth"),
+            Flag("--json", "print a JSON object: the runs, their errors and the content of the file"),
         ),
         description="`plan` uses the constants to predict speeds.",
         examples=("calibrate sweeps/widths --out configs/hardware/mine.yaml",),
@@ -136,7 +129,7 @@ _COMMANDS = (
         (DIRECTORIES,),
         (
             Flag(
-                ("--baseline",),
+                "--baseline",
                 "compare each row with the row that differs only in KEY; default: sweep.baseline",
                 "KEY=VALUE",
             ),
@@ -144,19 +137,19 @@ _COMMANDS = (
                 WHERE, "only rows that meet this condition (repeatable): state!=oom, 'wps>5000'", "EXPR", repeats=True
             ),
             BEST_BY,
-            Flag(("--sort",), "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
-            Flag(("--top",), "only the first N rows in the order of --sort; default: the N fastest", "N", "number"),
+            Flag("--sort", "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
+            Flag("--top", "only the first N rows in the order of --sort; default: the N fastest", "N", "number"),
             Flag(
-                ("--fail-if",),
+                "--fail-if",
                 "exit with 3 if a tested difference is beyond this bound (repeatable): 'speed<-5%', 'peak_rss_gib>+2%', loss",
                 "RULE",
                 repeats=True,
             ),
-            Flag(("--strict",), "with --fail-if: also exit with 3 if a rule cannot be decided"),
-            Flag(("--markdown",), "print the table for a pull request", exclusive=True),
-            Flag(("--json",), "print a JSON list of rows with unrounded figures", exclusive=True),
-            Flag(("--csv",), "print the rows as CSV", exclusive=True),
-            Flag(("--html",), "also write a page with the table and charts", "FILE", "file"),
+            Flag("--strict", "with --fail-if: also exit with 3 if a rule cannot be decided"),
+            Flag("--markdown", "print the table for a pull request", exclusive=True),
+            Flag("--json", "print a JSON list of rows with unrounded figures", exclusive=True),
+            Flag("--csv", "print the rows as CSV", exclusive=True),
+            Flag("--html", "also write a page with the table and charts", "FILE", "file"),
         ),
         description="A row is a combination of settings; repeats are merged. The table says how large the differences "
         "are, whether they exceed the noise, and whether losses agree.",
@@ -179,8 +172,8 @@ _COMMANDS = (
                 "EXPR",
                 repeats=True,
             ),
-            Flag(("--limit",), "list at most N runs and sweeps; 0: all; default: 20", "N", "number", default=20),
-            Flag(("--json",), "print a JSON list"),
+            Flag("--limit", "list at most N runs and sweeps; 0: all; default: 20", "N", "number", default=20),
+            Flag("--json", "print a JSON list"),
         ),
         examples=("ls", "ls --where state=oom --limit 0", "ls sweeps --json"),
     ),
@@ -202,7 +195,7 @@ _COMMANDS = (
         "records/sync",
         "upload W&B runs that were recorded offline",
         (Argument("directories", "DIR", "where to look for runs, at any depth", "several"),),
-        (Flag(("--dry-run",), "print what would be uploaded and do nothing"),),
+        (Flag("--dry-run", "print what would be uploaded and do nothing"),),
         examples=("sync sweeps/layouts",),
         fails_if="a run could not be uploaded",
     ),
@@ -210,7 +203,7 @@ _COMMANDS = (
         "reference/help",
         "explain a verb, key, group or option",
         (Argument("term", "TERM", "a verb, key, group or option: run, lr, optimizer, optimizer=adamw", "one", "term"),),
-        (Flag(CONFIG_DIR, "also search this directory of your own groups and options", "DIR", "directory"),),
+        (Flag("-cd, --config-dir", "also search this directory of your own groups and options", "DIR", "directory"),),
         description="For a key, print its meaning, values and default. Without TERM, list the verbs.",
         examples=("help lr", "help optimizer=adamw", "help hydra.launcher.time"),
     ),

@@ -34,13 +34,13 @@ class Argument:
 class Flag:
     """An option of a verb, such as `--html FILE`. Hydra parses the option if `hydra` is true; otherwise meshrunner does.
 
-    `flags` are the spellings of the option, the longest last. `metavar` names the value in help texts: "" if the option takes no
-    value, `[NAME]` if the value may be omitted. `repeats` means that the option may be given several times and that its value
+    `spellings` are separated by commas, the longest last: `-m, --multirun`. `metavar` names the value in help texts: "" if the
+    option takes no value, `[NAME]` if the value may be omitted. An option that `repeats` may be given several times; its value
     is a list. A user may give at most one of a verb's options that have `exclusive` set."""
 
     def __init__(
         self,
-        flags: tuple[str, ...],
+        spellings: str,
         help: str,
         metavar: str = "",
         value: Value = "text",
@@ -50,16 +50,13 @@ class Flag:
         exclusive: bool = False,
         hydra: bool = False,
     ) -> None:
-        self.flags, self.help, self.metavar, self.value = flags, help, metavar, value
+        self.flags, self.help, self.metavar, self.value = spellings.split(", "), help, metavar, value
         self.default, self.repeats, self.exclusive, self.hydra = default, repeats, exclusive, hydra
-
-    @property
-    def synopsis(self) -> str:
+        self.synopsis = f"{spellings} {metavar}".rstrip()
         """The option as a list of options shows it: `-m, --multirun` or `--html FILE`."""
-        return f"{', '.join(self.flags)} {self.metavar}".rstrip()
 
 
-HELP = Flag(("-h", "--help"), "show this help")
+HELP = Flag("-h, --help", "show this help")
 
 
 class Command:
