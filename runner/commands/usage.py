@@ -45,12 +45,9 @@ def describe(command: Command) -> str:
             parts.append(f"{title}:\n{in_two_columns(options)}")
     if command.examples:
         parts.append("\n".join(["examples:", *(f"  meshrunner {example}" for example in command.examples)]))
-    if command.executes:
-        ended = {0: ENDED, 1: command.fails_if, 2: WRONG} | STOPPED
-    else:
-        ended = {0: "success", 1: command.fails_if, 2: WRONG if command.overrides else "the arguments are wrong"}
-        ended |= {3: command.found_if}
-    parts.append(_exit_statuses(ended))
+    wrong = WRONG if command.executes or command.overrides else "the arguments are wrong"
+    ended = {0: ENDED if command.executes else "success", 1: command.fails_if, 2: wrong, 3: command.found_if}
+    parts.append(_exit_statuses(ended | STOPPED if command.executes else ended))
     return "\n\n".join(parts)
 
 
