@@ -56,15 +56,7 @@ class Wandb(Tracker):
 
     def open(self, run: RunRecord) -> Sink:
         """Open a W&B run. With mode=online, raise wandb.errors.Error if no API key is set or no server answers within 90 s."""
-        started = self._start(
-            run.run_dir,
-            run.run_id,
-            group=self.group or run.group,
-            job_type=self.job_type,
-            name=self.name or run.name,
-            tags=list(dict.fromkeys([*run.tags, *self.tags])),
-            config=run.config,
-        )
+        started = self._start(run, run.run_dir, job_type=self.job_type, name=self.name or run.name, config=run.config)
         started.define_metric("train/*", step_metric="train/tokens")  # runs of different batch sizes can be compared
         for key in NO_CHART:
             started.define_metric(key, hidden=True)
@@ -72,17 +64,8 @@ class Wandb(Tracker):
 
     def compare(self, sweep: SweepRecord) -> None:
         """Log the comparison table of a sweep to a separate W&B run. Raise the same errors as `open`."""
-        group = self.group or sweep.group
-        started = self._start(
-            sweep.sweep_dir,
-            sweep.run_id,
-            group=group,
-            job_type=COMPARISON,
-            name=f"{COMPARISON} {group}",
-            tags=list(dict.fromkeys([*sweep.tags, *self.tags])),
-            notes="\n".join(sweep.findings) or None,
-            config=sweep.shared,
-        )
+        name, notes = f"{COMPARISON} {self.group or sweep.group}", "\n".join(sweep.findings) or None
+        started = self._start(sweep, sweep.sweep_dir, job_type=COMPARISON, name=name, notes=notes, config=sweep.shared)
         import wandb  # after `_start` has set its environment
 
         cells = [row | {"runs": ", ".join(Path(run["directory"]).name for run in row["runs"])} for row in sweep.rows]
@@ -90,29 +73,31 @@ class Wandb(Tracker):
         started.log({COMPARISON: wandb.Table(columns=list(cells[0]), data=data, allow_mixed_types=True)})
         WandbRun(started, lambda: sweep.shared).finish({"findings": sweep.findings}, "completed", "")
 
-    def _start(self, folder: Path, run_id: str, *, group: str | None, **settings: Any) -> Any:
-        """Start or resume the W&B run `run_id`, with its files in a run or sweep directory. Return the result of `wandb.init`."""
+    def _start(self, record: RunRecord | SweepRecord, folder: Path, **settings: Any) -> Any:
+        """Start or resume the W&B run of a run or sweep, with its files in `folder`. Return the result of `wandb.init`."""
         if self.mode == "offline":
             os.environ["WANDB_ERROR_REPORTING"] = "false"  # wandb-core would report its own crashes
         for name in [name for name in os.environ if name.startswith("SLURM_") and is_secret(name)]:
             del os.environ[name]  # W&B records all SLURM variables
         import wandb
 
+        group = self.group or record.group
         started = wandb.init(
-            id=run_id,
+            id=record.run_id,
             mode=self.mode,
             project=self.project,
             entity=self.entity,
             dir=folder,
             resume="allow" if self.mode == "online" else None,
             group=group and group[:128],  # W&B accepts at most 128 characters
+            tags=list(dict.fromkeys([*record.tags, *self.tags])),
             **settings,
             settings=wandb.Settings(
                 console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
             ),
         )
         # Each attempt records all rows in its own segment. During a sync, segments with the same id overwrite each other.
-        for segment in (folder / WANDB).glob(f"offline-run-*-{run_id}"):
+        for segment in (folder / WANDB).glob(f"offline-run-*-{record.run_id}"):
             if segment.resolve() != Path(started.dir).parent.resolve():
                 shutil.rmtree(segment)
         return started
