@@ -22,8 +22,6 @@ OTHER = {"model": "other model", "seq_len": "other length", "batch": "other batc
 """Text after a speed difference between rows with different workloads, keyed by the differing part of `Run.workload`."""
 UNREMARKABLE = ("completed", *FITTING)
 """States of rows that need no reason: the row completed, or it was only planned and is predicted to fit."""
-LISTED = 8
-"""Maximum number of rows, or of global batches, that a line below the table lists."""
 FACT_VALUES = 3
 """Maximum number of values listed for a fact, such as the devices, that differs between runs."""
 FEWEST_STEPS = 3
@@ -139,7 +137,7 @@ def other_workloads(parts: set[str], runs: Iterable[Run]) -> Iterator[str]:
         found = [run.workload["batch"] for run in runs]
         batches = sorted({batch for batch in found if isinstance(batch, int) and batch > 0})
         yield (
-            f"{OTHER['batch']}: the global batch is {first_of([*map(str, batches)], LISTED)} sequences, which affects the "
+            f"{OTHER['batch']}: the global batch is {first_of([*map(str, batches)])} sequences, which affects the "
             f"speed; global_batch={math.lcm(*batches)} makes the batch equal in all rows"
         )
 
@@ -164,7 +162,7 @@ def reasons(comparison: Comparison) -> list[str]:
         for run in row.runs:
             for line in layout_remarks(run.summary):
                 alike.setdefault(("resumed", line), []).append(name or str(run.path))
-    parts = ((kind, first_of(names, LISTED, "; "), why) for (kind, why), names in alike.items())
+    parts = ((kind, first_of(names, between="; "), why) for (kind, why), names in alike.items())
     return [": ".join(filter(None, each)) for each in parts]
 
 

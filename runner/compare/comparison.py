@@ -26,8 +26,6 @@ SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.re
 
 NO_BASELINE = "no baseline row has the same values of all other varying keys"
 """Reason why a row has no baseline to be compared with."""
-LISTED = 8
-"""Maximum number of keys that a remark names."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +140,7 @@ def compare_runs(
     remarks = list(keys.remarks)
     rest = [name for name in names if chosen and name != chosen[0]]
     if chosen and not partners and rest:
-        remarks.append(
-            f"nothing is compared with {'='.join(chosen)}: no other row has the same {first_of(rest, LISTED)}"
-        )
+        remarks.append(f"nothing is compared with {'='.join(chosen)}: no other row has the same {first_of(rest)}")
     return Comparison(names, speed, rows, chosen, against, remarks, _scaling(rows, names), noises, memory, rows)
 
 

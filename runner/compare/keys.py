@@ -51,7 +51,7 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
+def first_of(names: Sequence[str], most: int = 8, between: str = ", ") -> str:
     """Join the first `most` names, and append the number of omitted names: `fsdp1, fsdp2 and 3 more`."""
     return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 

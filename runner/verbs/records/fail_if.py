@@ -7,7 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.cells import LISTED, OTHER
+from meshrunner.runner.compare.cells import OTHER
 from meshrunner.runner.compare.comparison import NO_BASELINE, Against, Comparison
 from meshrunner.runner.compare.keys import DIRECTORY, first_of
 from meshrunner.runner.compare.runs import Row
@@ -98,5 +98,5 @@ def checked(rules: Sequence[Rule], comparison: Comparison, *, strict: bool) -> t
         if not any(rows.values()):
             rows[UNDECIDED] = ["no row is compared"]
         failed = failed or bool(rows[FAILED] or (strict and rows[UNDECIDED]))
-        lines += [f"{rule.text}: {outcome}: {first_of(each, LISTED, '; ')}" for outcome, each in rows.items() if each]
+        lines += [f"{rule.text}: {outcome}: {first_of(each, between='; ')}" for outcome, each in rows.items() if each]
     return failed, lines

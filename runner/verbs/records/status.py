@@ -15,8 +15,6 @@ from meshrunner.runner.launch.progress import PROGRESS, RECENT, SPEED, progress_
 from meshrunner.runner.rundir import StepRow, last_rows, run_labels
 from meshrunner.runner.slurm.client import job_id, jobs
 
-LISTED = 8
-"""Maximum number of runs named in one line below the table. A line names the runs that share a reason or a SLURM state."""
 UNREADABLE = ("damaged", "missing")
 """States in which the files of a run cannot be read, so that its figures are unknown."""
 
@@ -65,7 +63,7 @@ def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
     state, step, _, *rest = PROGRESS
     screen.print(run_table(["run", state, step, "median WPS", *rest], rows, screen.width))
     for (kind, reason), names in alike.items():
-        screen.print(one_line(f"{kind}: {first_of(names, LISTED)}: {reason}"), soft_wrap=False)
+        screen.print(one_line(f"{kind}: {first_of(names)}: {reason}"), soft_wrap=False)
 
 
 def _progress(run: Run) -> list[str]:
