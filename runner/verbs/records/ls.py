@@ -19,7 +19,7 @@ from meshrunner.runner.compare.select import Field, last_part, meeting, parsed
 from meshrunner.runner.compare.text_table import Column, fitted, lines_of
 from meshrunner.runner.console import console, counted, on_terminal, one_line, say, shown
 from meshrunner.runner.figures import UNKNOWN, figure_of
-from meshrunner.runner.rundir import key_of, parse_yaml, read_overrides, read_status, run_names, varying_overrides
+from meshrunner.runner.rundir import Status, key_of, parse_yaml, read_overrides, run_names, varying_overrides
 from meshrunner.runner.rundir.files import CONFIG, SWEEP, is_run, is_sweep
 
 WPS = figure_of("perf/wps")
@@ -36,6 +36,7 @@ class Entry:
     """A run or sweep to list."""
 
     path: Path
+    is_sweep: bool
     began: datetime
     """Time at which the first run began or, if no run has begun, at which the directory was written."""
     states: Counter[str]
@@ -45,7 +46,7 @@ class Entry:
     @cached_property
     def what(self) -> str:
         """Description of a sweep (`12 runs: parallelism, micro_batch`), or the overrides of a single run."""
-        if not is_sweep(self.path):
+        if not self.is_sweep:
             return " ".join(each for each in read_overrides(self.path).task if not each.startswith("hydra.run.dir="))
         count = self.states.total()
         keys = dict.fromkeys(last_part(key_of(each)) for own in varying_overrides(self.path).values() for each in own)
@@ -54,17 +55,17 @@ class Entry:
     @property
     def state(self) -> str:
         """State of a single run (`completed`), or number of a sweep's runs in each state (`11 completed, 1 oom`)."""
-        if not is_sweep(self.path):
+        if not self.is_sweep:
             return next(iter(self.states))
         return ", ".join(f"{count} {state}" for state, count in self.states.items())
 
     @cached_property
     def settings(self) -> dict[str, list[Any]]:
         """Values of each key or group. The first run's value comes first, then the values of overrides that vary between runs."""
-        names = run_names(self.path) if is_sweep(self.path) else [""]
+        names = run_names(self.path) if self.is_sweep else [""]
         run = read_run(self.path / names[0]) if names else None
         found = {key: [value] for key, value in ((flatten(run.config) | run.choices) if run else {}).items()}
-        for own in varying_overrides(self.path).values() if is_sweep(self.path) else ():
+        for own in varying_overrides(self.path).values():
             for override in own:
                 value: Any = override.partition("=")[2]
                 with suppress(ValueError):
@@ -111,21 +112,17 @@ def _found(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _read(path: Path) -> Entry:
-    runs = [path / name for name in run_names(path)] if is_sweep(path) else [path]
-    states, starts, speeds = Counter[str](), [], []
-    for run_dir in runs:
-        run = glance(run_dir)
-        states[run.state] += 1
-        if run.state not in ("damaged", "missing") and (started := read_status(run_dir).started):
-            starts.append(started)
-        if run.state == "completed" and (wps := run.figures.get(WPS.summary_keys[0])) is not None:
-            speeds.append(wps)
+    sweep = is_sweep(path)
+    runs = [glance(path / name) for name in run_names(path)] if sweep else [glance(path)]
+    starts = [started for run in runs if run.state != "damaged" and (started := run.record(Status).started)]
+    speeds = [run.figures.get(WPS.summary_keys[0]) for run in runs if run.state == "completed"]
     try:
-        written = (path / (SWEEP if is_sweep(path) else CONFIG)).lstat().st_mtime
+        written = (path / (SWEEP if sweep else CONFIG)).lstat().st_mtime
     except OSError:
         written = 0.0
     began = datetime.fromtimestamp(min(max(0.0, min(starts, default=written)), LATEST)).astimezone()
-    return Entry(path, began, states, max(speeds, default=None))
+    fastest = max((speed for speed in speeds if speed is not None), default=None)
+    return Entry(path, sweep, began, Counter(run.state for run in runs), fastest)
 
 
 def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field]:
@@ -146,7 +143,7 @@ def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field]:
 def _record(entry: Entry) -> dict[str, Any]:
     return {
         "path": str(entry.path),
-        "type": "sweep" if is_sweep(entry.path) else "run",
+        "type": "sweep" if entry.is_sweep else "run",
         "began": entry.began.isoformat(timespec="seconds"),
         "what": entry.what,
         "states": dict(entry.states),
