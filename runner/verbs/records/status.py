@@ -37,10 +37,8 @@ def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
     titles = ["run", state, step, SPEED.heading, *rest, *(["SLURM"] if views else []), "reason"]
     rows = []
     for run in runs:
-        done, *others = _progress(run)
         seen = [views.get(run.path, UNKNOWN)] if views else []
-        speed = SPEED.cell([run.figures]) if run.state not in UNREADABLE else ""
-        rows.append([run.path.name, run.state, done, speed or UNKNOWN, *others, *seen, run.reason])
+        rows.append([run.path.name, *_cells(run, SPEED.cell([run.figures]) or UNKNOWN), *seen, run.reason])
     say("\n".join(lines_of([Column(title, list(cells)) for title, *cells in zip(titles, *rows, strict=True)])))
 
 
@@ -52,9 +50,7 @@ def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
     alike: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         name = labels.get(run.path.name, run.path.name)
-        done, *others = _progress(run)
-        speed = SPEED.values([run.figures])[0] if run.state not in UNREADABLE else None
-        rows.append([name, run.state, done, SPEED.text(speed), *others])
+        rows.append([name, *_cells(run, SPEED.text(SPEED.values([run.figures])[0]))])
         if run.reason:
             alike.setdefault((run.state, run.reason), []).append(name)
         if view := views.get(run.path):
@@ -66,16 +62,16 @@ def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
         screen.print(one_line(f"{kind}: {first_of(names)}: {reason}"), soft_wrap=False)
 
 
-def _progress(run: Run) -> list[str]:
-    """Return a run's completed steps, memory and remaining time: from the summary of an ended run, else from the event log."""
+def _cells(run: Run, speed: str) -> list[str]:
+    """Return a run's state, completed steps, `speed`, memory and time left. Read the event log of a run that has not ended."""
     if run.state in UNREADABLE:
-        return [UNKNOWN] * (len(PROGRESS) - 2)
+        return [run.state] + [UNKNOWN] * (len(PROGRESS) - 1)
     done = run.summary.steps
     rows = [StepRow(run.figures | {"step": done})] if done else []
     if run.state in ("running", "stale") or not rows:
         rows = last_rows(run.path, RECENT)
     step, _, *rest = progress_cells(run.state, run.config.get("steps"), rows)
-    return [step, *rest]
+    return [run.state, step, speed, *rest]
 
 
 def _slurm_views(runs: Sequence[Run]) -> dict[Path, str]:
