@@ -38,15 +38,10 @@ def _upload(todo: list[OfflineRun]) -> int:
         warn(f"nothing was uploaded: {url} does not answer: {why}")
         return 1
     say(f"uploading {counted(len(todo), 'run')} to {url} ...")
-    uploaded: list[OfflineRun] = []
-
-    def done(run: OfflineRun) -> None:
-        uploaded.append(run)
-        say(f"  {shown(run.folder)}")
-
-    last = upload(todo, done)
-    if len(uploaded) == len(todo):
+    last = upload(todo, lambda run: say(f"  {shown(run.folder)}"))
+    uploaded = sum(run.uploaded for run in todo)
+    if uploaded == len(todo):
         say(f"uploaded {counted(len(todo), 'run')}")
         return 0
-    warn(f"uploaded {len(uploaded)} of {counted(len(todo), 'run')}; wandb reported: {last}")
+    warn(f"uploaded {uploaded} of {counted(len(todo), 'run')}; wandb reported: {last}")
     return 1
