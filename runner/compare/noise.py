@@ -121,7 +121,7 @@ class Noise:
         difference = self.difference(row, other)
         if difference is None:
             return None
-        half = _quantile(difference.freedom, self._tests.pairs) * difference.error
+        half = _quantile(difference.freedom, 1 - ALPHA / (2 * self._tests.pairs)) * difference.error
         return _percent(difference.log_ratio - half), _percent(difference.log_ratio + half)
 
     @cached_property
@@ -209,12 +209,10 @@ class Noise:
         tested = [each for pair in pairs if (each := self.difference(*pair)) is not None]
         if not tested:
             return None
-        from scipy.special import stdtrit
-
         found = []
         for each in tested:
             freedom = each.freedom * times
-            needed = _quantile(freedom, tests) + stdtrit(freedom, POWER)
+            needed = _quantile(freedom, 1 - ALPHA / (2 * tests)) + _quantile(freedom, POWER)
             size = needed * each.error / math.sqrt(times)
             found.append(_percent(size) if size < 1 else math.inf)
         middle = median(found)
@@ -225,10 +223,11 @@ def _percent(log_ratio: float) -> float:
     return 100 * math.expm1(log_ratio)
 
 
-def _quantile(freedom: float, tests: float) -> float:
+def _quantile(freedom: float, probability: float) -> float:
+    """Return the quantile of Student's t-distribution."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(freedom, 1 - ALPHA / (2 * tests)))
+    return float(stdtrit(freedom, probability))
 
 
 class _Tests(NamedTuple):
