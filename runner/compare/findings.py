@@ -81,12 +81,8 @@ def _leader(rows: Sequence[Row], noise: Noise, sign: int = 1) -> tuple[Row, list
 def undecided(comparison: Comparison, among: Sequence[Row] | None = None) -> list[Row]:
     """Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row. Ignore rows
     with several incomplete runs. A single run may have failed by chance. `among`: rows to consider, or None for all rows."""
-    speed = comparison.speed
-    usable = [
-        row
-        for row in (comparison.rows if among is None else among)
-        if row.measured(speed) and len(row.runs) - len(row.completed) <= 1
-    ]
+    rows = comparison.rows if among is None else among
+    usable = [row for row in rows if row.measured(comparison.speed) and len(row.runs) - len(row.completed) <= 1]
     if comparison.baseline and among is None:
         known = {row.key for row in usable}
         pairs = [

@@ -70,8 +70,7 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
     for pair in pairs:
         if why := _incomparable(*pair):
             return Parity("", why=why)
-        data, other = (run.summary.data or {} for run in pair)
-        if what := different_data(data, other):
+        if what := different_data(*(run.summary.data or {} for run in pair)):
             return Parity("different data", why=f"the {what} differs although its configuration is the same")
     found = [_compare(*pair) for pair in pairs]
     worst = max(found, key=lambda each: (("identical", "agrees", "differs").index(each.kind), each.difference or 0.0))

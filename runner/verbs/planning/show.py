@@ -47,9 +47,7 @@ def show(arguments: list[str]) -> int:
     plan = experiment.wrap.plan(network, experiment.parallelism.reshard(degrees.shard))
     stages = stages_of(experiment, network) if degrees.pipeline > 1 else []
     largest = largest_rank(stages)
-    held = (
-        None if largest is None else [module for stage in stages if stage.rank == largest for module in stage.modules]
-    )
+    held = [module for stage in stages if stage.rank == largest for module in stage.modules] or None
     units = local_parameters(network, plan, degrees.tensor, experiment.parallelism.expert)
     own = local_parameters(network, plan, degrees.tensor, experiment.parallelism.expert, held)
     screen = console()
@@ -92,9 +90,8 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
         ("mesh", _mesh(mesh_dims(degrees))),
     ]
     if (expert := experiment.parallelism.expert) > 1:
-        rows.append(
-            ("expert mesh", _mesh(expert_mesh_dims(degrees.replicate, degrees.shard, expert, degrees.pipeline)))
-        )
+        dims = expert_mesh_dims(degrees.replicate, degrees.shard, expert, degrees.pipeline)
+        rows.append(("expert mesh", _mesh(dims)))
         rows.append(("exchanged among experts", f"{_bytes(_exchanged(experiment, network, micro_batches))} a step"))
     if degrees.context > 1:
         method = experiment.parallelism.context_method
