@@ -1,7 +1,5 @@
-"""Group rows by the values of the keys in `--best-by model,launch.nodes`, and find the best row of each group, a `Cell`.
-
-The best row is the fastest measured row or, if no row was measured, the fastest row that is predicted to fit.
-"""
+"""Group rows by the values of the keys in `--best-by model,launch.nodes`, and find the best row of each group, a `Cell`. It is
+the fastest measured row or, if no row was measured, the fastest row that is predicted to fit."""
 
 from collections import Counter
 from dataclasses import replace

@@ -218,11 +218,9 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 
 
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
-    """Return the index of each row's baseline, keyed by the index of the row. Leave out rows without a baseline.
-
-    Ignore settings that the baseline's option lacks, such as `model.experts` if the baseline is `model=llama_tiny`. If the
-    baseline is a directory with a single row, this row is the baseline of all other rows.
-    """
+    """Return the index of each row's baseline, keyed by the index of the row. Leave out rows without a baseline. Ignore settings
+    that the baseline's option lacks, such as `model.experts` if the baseline is `model=llama_tiny`. If the baseline is a
+    directory with a single row, this row is the baseline of all other rows."""
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
     own = {key, *(name for row in rows for name in row.values if name.startswith(f"{key}.") and name not in there)}
     rest = [tuple(f"{name}={text(each)}" for name, each in row.values.items() if name not in own) for row in rows]
@@ -249,9 +247,7 @@ def other_workload(run: Run, baseline: Run) -> str:
 
 def _scaling(rows: Sequence[Row], names: Sequence[str]) -> list[float | None]:
     """Return `Comparison.scaling`. Among rows that differ only in SCALES, the reference is the first row with the fewest devices.
-
-    WPS uses wall-clock time, even on CPUs. CPU time would omit the time that processes spend waiting for each other.
-    """
+    WPS uses wall-clock time, even on CPUs. CPU time would omit the time that processes spend waiting for each other."""
     groups: dict[tuple[str, ...], dict[int, tuple[int, float]]] = {}
     for i, row in enumerate(rows):
         rest = tuple(f"{name}={text(row.values[name])}" for name in names if name not in SCALES and name in row.values)

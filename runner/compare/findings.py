@@ -224,10 +224,7 @@ class _Pattern(NamedTuple):
 
 def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> list[tuple[int, str]]:
     """Describe `rows` in words that apply to none of `others`. Return (number of rows, description) pairs, or [] if none exist.
-
-    If one conjunction of patterns describes all `rows`, return one pair. Otherwise, split `rows` by the values of one key into
-    at most MAX_PARTS parts, and return a pair for each part.
-    """
+    If no conjunction of patterns describes all `rows`, split `rows` by the values of one key into at most MAX_PARTS parts."""
     if not rows or not others:
         return []
     if words := _conjunction(rows, others, keys):

@@ -124,10 +124,8 @@ class Run:
 
     @property
     def round(self) -> tuple[Path, str]:
-        """The round of a sweep in which the run was executed. A run that belongs to no round has a unique value.
-
-        A round executes every combination of the sweep once. `sweep.repeat` and `sweep.seeds` add rounds; `seed=0,1` does not.
-        """
+        """The round of a sweep in which the run was executed, or a unique value. A round executes every combination once.
+        `sweep.repeat` and `sweep.seeds` add rounds; `seed=0,1` does not."""
         several = self.sweep.get("repeat", 1) != 1 or self.sweep.get("seeds", 1) != 1
         repeat = repeat_of(self.path.name) if several else ""
         return (self.path.parent if repeat else self.path, repeat)
@@ -210,9 +208,7 @@ class Row:
 
 def read_runs(folders: Iterable[Path], read: Callable[[Path], Run] | None = None) -> list[Run]:
     """Return the runs in run and sweep directories, in the order given and without duplicates. Sort a sweep's runs by name.
-
-    `read` reads one run: `read_run` (default) or `glance`. Raise ConfigError if a directory is missing or contains no run.
-    """
+    `read` reads one run: `read_run` (default) or `glance`. Raise ConfigError if a directory is missing or contains no run."""
     found: dict[str, Path] = {}
     for folder in folders:
         for path in _run_dirs(folder):

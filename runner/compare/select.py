@@ -93,9 +93,7 @@ def parsed(typed: str) -> Filter:
 
 def named(name: str, fields: Mapping[str, Field], option: str) -> str:
     """Return the full name of a field. `name`: full name or its last part. Raise ConfigError if `name` is unknown or ambiguous.
-
-    If several fields end in `name`, prefer a field that has a column in the table, and prefer measured to predicted figures.
-    """
+    If several fields end in `name`, prefer a field that has a column in the table, and prefer measured to predicted figures."""
     if name in fields:
         return name
 
@@ -132,10 +130,8 @@ def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> lis
 
 
 def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[int]:
-    """Return the indices of rows, sorted by the field `by`. Rows without a value come last.
-
-    Figures start with the best value; other fields start with the smallest value. A minus before the name reverses the order.
-    """
+    """Return the indices of rows, sorted by the field `by`. Figures start with the best value, other fields with the smallest. A
+    minus before the name reverses the order. Rows without a value come last."""
     field = fields[named(by.removeprefix("-"), fields, "--sort")]
 
     def place(value: Any) -> tuple[bool, float, str]:

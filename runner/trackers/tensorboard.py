@@ -31,10 +31,8 @@ class TensorBoard(Tracker):
 
 
 class TensorBoardRun:
-    """The event files of a run: curves and texts in `tensorboard`, settings and final figures in `tensorboard/hparams`.
-
-    The files are separate because the HParams tab shows every scalar in the settings file as a metric.
-    """
+    """The event files of a run: curves and texts in `tensorboard`, settings and final figures in `tensorboard/hparams`. The files
+    are separate because the HParams tab shows every scalar in the settings file as a metric."""
 
     def __init__(self, run: RunRecord) -> None:
         self._run = run

@@ -1,7 +1,5 @@
-"""tracker=wandb: Weights & Biases. The default mode, offline, needs neither an account nor a network.
-
-The W&B runs of a sweep form a W&B group. When the sweep ends, an additional W&B run of job type `comparison` stores the table.
-"""
+"""tracker=wandb: Weights & Biases. The default mode, offline, needs neither an account nor a network. The W&B runs of a sweep
+form a W&B group. When the sweep ends, an additional W&B run of job type `comparison` stores the table."""
 
 import os
 import shutil

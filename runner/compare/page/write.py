@@ -1,8 +1,7 @@
-"""Write the report page: one HTML file that a browser can open offline. A row of the table holds the runs with equal settings.
+"""Write the report page: one HTML file that a browser can open offline. Its table and list of runs work without JavaScript.
 
-The table and the list of runs work without JavaScript. Scripts draw charts of the rows that the reader selects. Scripts
-insert text only as text nodes, because the content security policy of the page forbids scripts to parse strings as markup.
-"""
+Scripts draw charts of the rows that the reader selects. They insert text only as text nodes, because the content security
+policy of the page forbids scripts to parse strings as markup."""
 
 import os
 import shlex
