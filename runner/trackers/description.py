@@ -92,13 +92,13 @@ class SweepRecord:
 
         sweep_dir = sweep_dir.resolve()
         comparison, _ = compare_sweep(sweep_dir)
-        readable = [run for row in comparison.rows for run in row.runs if run.config]
+        readable = [run for run in comparison.runs if run.config]
         if not readable:
             raise ConfigError(f"{sweep_dir} contains no readable run")
         first = min(readable, key=lambda run: run.path)
         started = [run for run in readable if run.environment] or readable  # skipped runs have no values for `auto`
         shared = reduce(in_common, [described(run.config, run.choices, run.path) for run in started])
-        shared |= {"varies": comparison.keys, "runs": sum(len(row.runs) for row in comparison.rows)}
+        shared |= {"varies": comparison.keys, "runs": len(comparison.runs)}
         shared |= {"baseline": "=".join(comparison.baseline)} if comparison.baseline else {}
         return cls(
             sweep_dir=sweep_dir,

@@ -83,7 +83,7 @@ def _row(
         "figures": {each.key: _with_range(row, each) for each in figures if _known(row, each)},
         "devices": row.counted[0].summary.world_size,
         "limit": min((gib for run in row.runs if (gib := run.summary.device_memory_gib) is not None), default=None),
-        "ranks": {each.key: _ranks(row, each) for each in FIGURES if each.by_rank and _ranks(row, each)},
+        "ranks": {each.key: found for each in FIGURES if each.by_rank and (found := _ranks(row, each))},
         **_curves(row, points, axes),
     }
 
