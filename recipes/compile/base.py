@@ -34,9 +34,9 @@ class Compile(Option):
     """Whether anything is compiled."""
 
     cuda_graph: bool = False
-    """Whether to capture the third step as a CUDA graph and replay it. Needs a GPU."""
+    """Whether to capture and replay the third step as a CUDA graph."""
     async_tensor_parallel: bool = False
-    """Whether inductor splits tensor-parallel matmuls into pieces that overlap with their communication. Needs GPUs."""
+    """Whether to overlap matmuls with tensor-parallel communication on GPUs."""
 
     @property
     def is_partitioned(self) -> bool:

@@ -89,7 +89,7 @@ class Slurm(Section):
     wait: bool
     """Whether the command waits until all jobs have ended, and then prints the table of results."""
     dry_run: bool
-    """Whether to print the sbatch script without submitting a job, as --dry-run does."""
+    """Whether to only print the sbatch script, as --dry-run does."""
 
     @classmethod
     def read(cls, launcher: dict[str, Any]) -> Self:
