@@ -27,7 +27,7 @@ HYDRA = {
     "hydra.run.dir": "Directory of a single run, the run directory.",
     "hydra.sweep.dir": "Directory of a sweep, which contains the run directories.",
     "hydra.mode": "RUN, or MULTIRUN for a sweep without -m.",
-    "hydra.sweeper.params": "The grid of a sweep: keys or groups with values, {seed: '1,2'}. Overrides replace it.",
+    "hydra.sweeper.params": "The grid of a sweep: keys or groups with values, {seed: '1,2'}. Overrides win.",
     "hydra.sweeper.max_batch_size": "Maximum number of jobs that a sweeper passes to the launcher at once; null: all.",
     "hydra.sweeper": "Chooses the values of a sweep: basic tries all values; hydra/sweeper=optuna, a plugin, searches.",
     "hydra.launcher": "Executes the runs: hydra/launcher=local on this machine, hydra/launcher=slurm as SLURM jobs.",
