@@ -34,7 +34,7 @@ SOURCES = {
         "[torchtitan](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md), "
         "December 2024. The runs used H100s with a power limit of 500 W. torchtitan's launch script set expandable segments. "
         "Weights were gathered in float8, except in the rows with tensor parallelism, which gathered activations in float8. With "
-        "pipelines, the gathers of activations overlapped with matmuls, which predictions do not model"
+        "pipelines, these gathers also overlapped with matmuls"
     ),
     "Trainy": (
         "[Trainy](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md) with "
@@ -124,7 +124,7 @@ def titan(
 
 
 def pipelined(schedule: str, wps: float, reserved: float) -> Row:
-    """Return a run of December 2024 with a pipeline, in which communication of tensor parallelism overlapped with matmuls."""
+    """Return a run of December 2024 with a pipeline, in which float8 gathers of tensor parallelism overlapped with matmuls."""
     more = *WITH_PIPELINE, f"parallelism.pipeline_schedule={schedule}", "compile.async_tensor_parallel=true"
     row = titan("titan 2024-12", (H100, 64), "llama3_405b", "full", (8192, 4), wps, reserved, *more)
     return row._replace(name=f"{row.name}, pipeline 8, {schedule}", other_program=True)

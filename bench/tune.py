@@ -16,7 +16,7 @@ from meshrunner.runner.calibrate import constants_of, scaled
 from meshrunner.runner.config.compose import Composer, grid
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.console import naming
-from meshrunner.runner.predict import predict_all
+from meshrunner.runner.predict import DOES_NOT_FIT, predict_all
 from meshrunner.runner.rundir import key_of
 from meshrunner.runner.sweep.combinations import Target, check_batch, varying
 from meshrunner.runner.tune.belief import DRIFT, Array, Measured, Prior, Response, points_for
@@ -91,7 +91,8 @@ def _predicted() -> tuple[list[dict[str, str]], Prior, Array]:
         forecasts = predict_all(
             [job.runs[0].config for job in possible], active_only=True, variants=devices, progress=progress
         )
-    left = [(job, each.wps_on) for job, each in zip(possible, forecasts, strict=True) if each.wps_on]
+    fits = [bool(each.wps_on) and each.verdict.answer != DOES_NOT_FIT for each in forecasts]
+    left = [(job, each.wps_on) for job, each, fit in zip(possible, forecasts, fits, strict=True) if fit]
     print(f"{len(jobs)} combinations, {len(possible)} possible, {len(left)} left to run", flush=True)
     varied = varying([job.overrides for job in jobs])
     options = [{key_of(each): each.partition("=")[2] for each in job.overrides if each in varied} for job, _ in left]

@@ -19,10 +19,10 @@ ROWS = [
         instead="precision=bf16, or parallelism=fsdp2 parallelism.shard=1 with parallelism.replicate=NUMBER_OF_DEVICES",
     ),
     Conflict(
-        when=lambda r, p, d: r.precision.compute == "fp8" and r.micro_batch * r.seq_len % r.precision.alignment > 0,
+        when=lambda r, p, d: r.micro_batch * r.seq_len // d.context % r.precision.token_alignment > 0,
         where="micro_batch",
-        reason="in float8 matmuls, the number of tokens in a micro batch must be a multiple of 16, or of 32 for mxfp8",
-        instead="a multiple of 16 (mxfp8: 32) for micro_batch x seq_len, or precision=bf16",
+        reason="in float8 matmuls, the number of tokens per rank in a micro batch must be a multiple of 16 (mxfp8: 32)",
+        instead="a multiple of 16 (mxfp8: 32) for micro_batch x seq_len / context, or precision=bf16",
     ),
     Conflict(
         when=lambda r, p, d: p.autocasts and r.precision.reduce_bytes < 4,

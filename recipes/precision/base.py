@@ -45,8 +45,8 @@ class Precision(Option):
         return False
 
     @property
-    def alignment(self) -> int:
-        """Number that must divide every dimension of a matmul: both dimensions of a weight, and the tokens of a micro batch."""
+    def token_alignment(self) -> int:
+        """Number that must divide the tokens of a micro batch on a rank."""
         return 1
 
     def on(self, device_type: str) -> Precision:
@@ -153,7 +153,12 @@ class Float8(BF16):
 
     @property
     def alignment(self) -> int:
+        """Number that must divide both dimensions of a weight, and the tokens of a micro batch unless bf16 matmuls emulate it."""
         return 32 if self.scaling == "mxfp8" else 16
+
+    @property
+    def token_alignment(self) -> int:
+        return 1 if self.emulate and self.scaling != "mxfp8" else self.alignment
 
     @property
     def param_bytes(self) -> int:

@@ -25,6 +25,10 @@ def fit(experiment: Experiment, workers: int) -> None:
     found += experiment.activation_checkpoint.problems() + experiment.compile.problems()
     found += experiment.profiler.problems(experiment.profiled, experiment.launch.nodes * workers)
     found += _emulation_problems(experiment, workers)
+    if experiment.compile.async_tensor_parallel and layout.tensor > workers:
+        found.append(
+            f"compile.async_tensor_parallel needs tensor({layout.tensor}) GPUs on one node, but a node has {workers}"
+        )
     if experiment.compile.cuda_graph and experiment.measure_after <= WARM_UP:
         first, given = WARM_UP + 1, experiment.measure_after
         found.append(f"measure_after({given}): compile.cuda_graph captures step {first}; use at least {first}")

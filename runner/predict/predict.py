@@ -62,8 +62,8 @@ def predict(
 
     `active_only` predicts reserved memory only if active memory does not decide whether the run fits. `active_only` is faster,
     because it traces two models with fewer blocks if possible. `with_timeline` adds memory over time, and traces the full model.
-    The speed is also predicted for each of `variants`, which are copies of the device with other rates, unless memory exceeds
-    the device's by more than REACH.
+    The speed is also predicted for each of `variants`, which are copies of the device with other rates, unless the run
+    does not fit and needs more memory than the device has by more than REACH.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.untraceable():
@@ -103,7 +103,8 @@ def predict(
         points = replayed.points if replayed else points_without_allocator(trace.events, trace.last_step)
         over_time = timeline(points, _capacity(device), round(device.memory_gib * GIB))
     wps_on: tuple[float, ...] = ()
-    if variants and speed is not None and _need(worst)[1] * GIB <= (1 + REACH) * _capacity(device):
+    near = verdict.answer != DOES_NOT_FIT or _need(worst)[1] * GIB <= (1 + REACH) * _capacity(device)
+    if variants and speed is not None and near:
         wps_on = tuple(map(workload.without(MemoryEvent).wps, variants))
     return Forecast(verdict, memory, speed, tuple(remarks), over_time, wps_on, rank)
 

@@ -57,10 +57,11 @@ def _answer(config: DictConfig, search: Search, comparison: Comparison, found: F
     equal = map(search.number_of, search.equal(found, comparison))
     if others := [search.names[number] for number in equal if number != best]:
         say(f"Within noise of this speed: {', '.join(others)}.")
-    cell = next(cell for cell in search.cells(search.runs()) if best in cell)
+    cells = [cell for cell in search.cells(search.runs()) if cell]
+    cell = next(cell for cell in cells if best in cell)
     many = f"{len(found.tried)} of {len(cell):,} were run"
     faster = f"more than {100 * bound:.1f}% faster" if bound >= 0.0005 else "faster"
-    space = "this space" if len(search.survey.cells) == 1 else "this cell"
+    space = "this space" if len(cells) == 1 else "this cell"
     say(f"No combination of {space} is {faster} (95%); {many}.")
     if chance >= UNLIKELY:
         command = ["meshrunner", "tune", *typed(config.hydra.overrides.task), f"hydra.sweep.dir={search.sweep_dir}"]

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,9 +28,9 @@ WAVE = 4
 """Maximum number of runs in a wave (batch of runs) of the search."""
 NOISE = {"cuda": 0.03, "cpu": 0.06}
 """Assumed standard deviation of the logarithm of a measured speed within a wave, by type of device."""
-STEP = 0.08
-"""A combination that is predicted not to fit may be tried if a run completed whose predicted memory is at most 8% lower. The
-predicted peak of reserved memory has an error of up to 8%."""
+STEP = {"cuda": 0.08, "cpu": 0.02}
+"""A combination that is predicted not to fit may be tried if its predicted memory exceeds that of a completed run by at most this
+fraction, by type of device. Predictions of memory have errors of up to this fraction."""
 UNLIKELY = 0.05
 """The search ends when a combination that is faster by more than tune.tolerance is less probable than this value."""
 
@@ -54,8 +54,9 @@ class Search:
         """Number of each combination, keyed by the directory name that its run would have in the first wave."""
         experiment = survey.jobs[0].experiment
         self.settings, self.seed, self.max_repeat = experiment.tune, experiment.seed, experiment.sweep.max_repeat
-        self.peaks = np.array([job.plan.get("memory/peak_active_gib") or 0.0 for job in self.jobs])
-        """Predicted peak of active memory of each combination, in GiB."""
+        self.peaks = np.array([needed_gib(job.plan) for job in self.jobs])
+        """Predicted memory of each combination, in GiB."""
+        self.step = STEP[expected_devices(experiment).type]
         self.noise = NOISE[expected_devices(experiment).type]
 
     def runs(self) -> list[tuple[int, int, Run]]:
@@ -77,7 +78,7 @@ class Search:
         that need little more memory may fit, too, contrary to their prediction, so they stay. `runs`: result of `runs()`."""
         completed = max((self.peaks[number] for number, _, run in runs if speed_of(run)), default=0.0)
         fits = np.array([job.plan["verdict"] != DOES_NOT_FIT for job in self.jobs])
-        fits |= self.peaks <= (1 + STEP) * completed
+        fits |= self.peaks <= (1 + self.step) * completed
         return [[number for number in cell if fits[number]] for cell in self.survey.cells]
 
     def found(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Found | None:
@@ -143,8 +144,10 @@ class Search:
         belief = self.survey.prior.after(_measured(runs), self.noise)
         failed = self.failed(runs)
         least = min((self.peaks[number] for number, run in failed.items() if run.state == "oom"), default=np.inf)
-        numbers = np.arange(len(self.jobs))
-        ruled_out = (self.peaks >= least) | np.isin(numbers, [*failed]) | ~np.isin(numbers, cell)
+        numbers, measured = np.arange(len(self.jobs)), [number for number, _, run in runs if speed_of(run)]
+        ruled_out = (
+            (self.peaks >= least) & ~np.isin(numbers, measured) | np.isin(numbers, [*failed]) | ~np.isin(numbers, cell)
+        )
         return belief._replace(mean=np.where(ruled_out, -np.inf, belief.mean))
 
     def _batch(self, numbers: list[int], wave: int) -> SweepBatch:
@@ -155,6 +158,14 @@ class Search:
             check_existing(run.run_dir, run.config)
             jobs.append(replace(job, runs=[run]))
         return SweepBatch(self.sweep_dir, jobs)
+
+
+def needed_gib(plan: dict[str, Any]) -> float:
+    """Return the predicted memory in a plan.json, by which the run is judged; 0 if unknown. See `predict._need`."""
+    reserved, active, startup = (
+        plan.get(f"memory/{key}_gib") or 0.0 for key in ("peak_reserved", "peak_active", "startup")
+    )
+    return float(reserved or max(active, startup))
 
 
 def _measured(runs: list[tuple[int, int, Run]]) -> list[Measured]:

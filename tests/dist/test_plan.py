@@ -131,7 +131,7 @@ def _measured(case: str) -> StepPeak:
     optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
     micro = recipe.accumulation(degrees.data)[1]
     ledger = MemoryLedger()
-    for step in range(4):
+    for step in range(6):
         rows = torch.randint(recipe.model.vocab_size, (micro * recipe.micro_batch, recipe.seq_len + 1))
         batches = micro_batches(rows, recipe.micro_batch, network_of(model).own)
         if step == 0:  # the first step creates the optimizer's state
@@ -140,9 +140,9 @@ def _measured(case: str) -> StepPeak:
         ledger.phases.begin_step()
         with ledger.phases, ledger:
             update(recipe, model, trained, optimizer, batches, 1e-4)
-    # A thread of gloo may free a buffer a moment late, so take the lower of two peaks. The first tracked step is left out: the
+    # A thread of gloo may free a buffer a moment late, so take the lowest of four peaks. The first tracked step is left out: the
     # ledger does not know all memory that is older than itself.
-    peaks = [ledger.peak_of(lambda phase, step=step: phase.step == step) for step in (1, 2)]
+    peaks = [ledger.peak_of(lambda phase, step=step: phase.step == step) for step in range(1, 5)]
     peak = min(peaks, key=lambda peak: peak.total)
     return StepPeak.of(peak)
 

@@ -41,8 +41,8 @@ class SimulatedClock:
     """Clock of one device and its host. The clock must receive the events of a trace in order."""
 
     def __init__(self, rates: Rates, tensor: int = 1) -> None:
-        """tensor: size of the groups of neighbouring ranks that use `compile.async_tensor_parallel`. In such a group, all pieces
-        of the data but one are transferred during the matmuls before or after the collective (Wang et al. 2023)."""
+        """tensor: size of the groups of neighbouring ranks that use `compile.async_tensor_parallel`. If inductor can fuse a
+        collective with matmuls, all pieces of the data but one are transferred during the matmuls (Wang et al. 2023)."""
         self.rates, self._tensor = rates, tensor
         self._gather_s, self._matmul_s, self._copied = 0.0, 0.0, math.inf
         """Seconds of the last all-gather that later matmuls can hide, seconds of the last matmul, and bytes that were read and
@@ -141,19 +141,22 @@ class SimulatedClock:
             if kind == "matmul":
                 self._gather_s, self._matmul_s, self._copied = self._gather_s - hidden, seconds - hidden, 0.0
             else:
-                if self._copied < math.inf:  # before its first matmul, the gathered tensor may be put in order
+                puts_in_order = name.startswith("fused::cat")
+                if not puts_in_order or self._copied < math.inf:  # such as a cast of the gathered tensor, or later work
                     self._gather_s = 0.0
-                self._copied += nbytes if "cat" in name else math.inf
+                self._copied += nbytes if puts_in_order else math.inf
 
     def _collective(self, collective: Collective) -> None:
-        name, stream, _, ranks, nbytes = collective
+        name, stream, phase, ranks, nbytes = collective
         if not self.rates.overlaps:
             stream = COMPUTE
         seconds = self._collective_s(name, ranks, nbytes) + self.rates.waiting_s(len(ranks), self._since_collective)
         self._since_collective = 0.0
         self.host += self.rates.host_s
         begins, hidden = max(self.done_at(stream), self._groups.get(ranks, 0.0), self.host), 0.0
-        if len(ranks) == self._tensor == ranks[-1] - ranks[0] + 1:
+        if (
+            len(ranks) == self._tensor == ranks[-1] - ranks[0] + 1 and phase.block is not None
+        ):  # only blocks are compiled
             if name == "all_gather":
                 self._gather_s = seconds * (1 - 1 / self._tensor)
             elif name == "reduce_scatter" and self._copied <= 2 * nbytes:  # not a sum of several matmuls

@@ -249,7 +249,9 @@ def test_all_problems_are_listed_together() -> None:
             1,
             "use a multiple of 16 (mxfp8: 32) for micro_batch x seq_len",
         ),
-        (["precision=mxfp8", "seq_len=48", "micro_batch=1"], 1, "must be a multiple of 16, or of 32 for mxfp8"),
+        (["precision=mxfp8", "seq_len=48", "micro_batch=1"], 1, "must be a multiple of 16 (mxfp8: 32)"),
+        (["precision=mxfp8", "precision.emulate=true", "seq_len=48", "micro_batch=1"], 1, "(mxfp8: 32)"),
+        (["precision=float8", "seq_len=64", "micro_batch=1", "parallelism.context=8"], 8, "tokens per rank"),
         (
             ["parallelism=ddp", "precision=bf16", "precision.reduce=bf16"],
             2,
@@ -321,6 +323,11 @@ def test_all_problems_are_listed_together() -> None:
                 "fsdp2_tp compile=per_block compile.backend=aot_eager",
                 "fsdp2_tp compile=per_block parallelism.sequence_parallel=false",
             )
+        ),
+        (
+            ["parallelism=tp", "compile=per_block", "compile.async_tensor_parallel=true", "launch.nodes=2"],
+            1,
+            "needs tensor(2) GPUs on one node, but a node has 1",
         ),
         (
             ["parallelism=fsdp2_tp", "compile=per_block", "compile.async_tensor_parallel=true", "launch.emulate=0"],

@@ -87,6 +87,10 @@ class Machine:
         """Peak memory."""
         return 20.0 * work.batch * {"none": 1.0, "full": 0.4}[work.recompute]
 
+    def fits(self, work: Work) -> bool:
+        """Whether the run is predicted to fit."""
+        return self.gib(work) <= self.limit_gib
+
     def predict_all(self, configs: Sequence[dict[str, Any]], *, variants: Sequence[GPU], **_: Any) -> list[Forecast]:
         points = np.log([[constant(gpu, each.key) / constant(H100, each.key) for each in OF_GPU] for gpu in variants])
         self.predicted += len(configs)
@@ -96,7 +100,7 @@ class Machine:
             if reason := self.unpredicted(work):
                 found.append(not_planned(reason))
                 continue
-            answer = FITS if self.gib(work) <= self.limit_gib else DOES_NOT_FIT
+            answer = FITS if self.fits(work) else DOES_NOT_FIT
             speeds = tuple(np.exp(log_speed(work, points))) if self.gib(work) <= (1 + REACH) * self.limit_gib else ()
             found.append(_forecast(answer, self.gib(work), speeds))
         return found

@@ -165,11 +165,24 @@ def test_a_completed_run_near_the_limit_moves_the_margin(
 ) -> None:
     """Micro batch 4 with recomputation needs 32 GiB and fits. Micro batch 2 without recomputation needs 40 GiB."""
     machine = Machine(8, limit_gib=38)
-    monkeypatch.setattr(search, "STEP", step)
+    monkeypatch.setattr(search, "STEP", {"cuda": step})
     tune(machine, monkeypatch)
     assert max(machine.gib(Work.of(read_config(folder / name))) for name in run_names(folder)) == largest_gib
     assert machine.gib(best(folder)) == largest_gib
     assert "24 combinations: 0 impossible, 12 do not fit, 12 left" in capsys.readouterr().out
+
+
+def test_out_of_memory_near_the_limit_rules_out_no_measured_combination(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Micro batch 2 without recomputation is predicted not to fit, and runs out of memory although larger runs complete."""
+    machine = Machine(8, limit_gib=38)
+    monkeypatch.setattr(search, "STEP", {"cuda": 0.3})
+    monkeypatch.setattr(machine, "gib", lambda work: 30.0 if work.batch == 2 and work.recompute == "none" else 32.0)
+    monkeypatch.setattr(machine, "fits", lambda work: machine.gib(work) > 30)
+    machine.outcome = lambda work: "completed" if machine.fits(work) else "oom"
+    tune(machine, monkeypatch)
+    assert machine.fits(best(folder))
 
 
 def test_what_is_left_out_gets_its_reason(
