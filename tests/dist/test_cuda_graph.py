@@ -54,6 +54,7 @@ def overrides(case: str) -> list[str]:
     return [*small, "global_batch=4", "steps=6", *schedule, *case.split()]
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("world", CASES)
 def test_replays_train_as_eager_steps_do(world: int) -> None:
     for found in on_ranks(world, both_ways, CASES[world]):
@@ -95,6 +96,7 @@ def trained(case: str) -> tuple[Tensor, dict[str, Tensor]]:
     return torch.stack(recorder.metrics), whole_values(model, gradients=False)
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("world", CASES)
 def test_two_steps_issue_the_same_kernels(world: int) -> None:
     for found in on_ranks(world, kernels_of, CASES[world]):

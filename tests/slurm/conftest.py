@@ -22,16 +22,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Up before the first test. Who had one up already keeps it."""
     if not all(map(shutil.which, ("sbatch", "slurmctld", "slurmd", "munged"))):
         pytest.skip("SLURM is not installed; slurm/cluster/up.sh, as root, installs it and brings a test cluster up")
-    with root().with_suffix(".lock").open("w") as lock, pytest.MonkeyPatch.context() as patch:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two test processes may start at once
+    locks = (root().with_suffix(suffix).open("w") for suffix in (".starting", ".users"))
+    with next(locks) as starting, next(locks) as users, pytest.MonkeyPatch.context() as patch:
+        fcntl.flock(starting, fcntl.LOCK_EX)  # two test processes may start at once
         was_up = (root() / "run" / "slurmctld.pid").exists()
         subprocess.run([str(SCRIPTS / "up.sh")], check=True, timeout=120)
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        fcntl.flock(users, fcntl.LOCK_SH)
+        fcntl.flock(starting, fcntl.LOCK_UN)
         patch.setenv("SLURM_CONF", str(root() / "etc" / "slurm.conf"))
         patch.setenv("MESHRUNNER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
         if not was_up:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # others have ended
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            fcntl.flock(users, fcntl.LOCK_EX)  # the other test processes have ended
             subprocess.run([str(SCRIPTS / "down.sh")], check=True, timeout=120)
 
 

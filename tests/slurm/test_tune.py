@@ -27,6 +27,7 @@ def completed(folder: Path) -> list[str]:
     return [run.name for run in runs_of(folder) if status(run)["state"] == "completed"]
 
 
+@pytest.mark.slow(sampled=True)
 def test_a_search_is_one_job_that_continues_after_a_requeue(folder: Path) -> None:
     done = meshrunner("tune", *SEARCH, cwd=folder)
     assert done.code == 0 and "submitted job " in done.out, done
