@@ -65,10 +65,8 @@ class Compile(Option):
         return None
 
     def configure(self, *, emulate_casts: bool) -> None:
-        """Set process-wide options. Every worker calls this method before compiling anything.
-
-        emulate_casts: whether fused code rounds intermediate results as eager code does.
-        """
+        """Set process-wide options. Every worker calls this method before compiling anything. emulate_casts: whether fused code
+        rounds intermediate results as eager code does."""
 
     def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
         """Compile a block in place. contains_units: whether the block contains FSDP units, which cause graph breaks."""

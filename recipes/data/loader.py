@@ -20,11 +20,9 @@ def all_tokens(x: Tensor, dim: int) -> Tensor:
 
 
 class Loader:
-    """Loader of one data-parallel rank. A thread reads the sequences of the next step during the current step.
-
-    Step s = 1, 2, ... trains on sequences (s - 1) * global_batch to s * global_batch - 1, cut into `ranks` equal slices. Rank r
-    splits slice r into consecutive micro batches. A run resumed with another global_batch adds `shift` to sequence indices.
-    """
+    """Loader of one data-parallel rank. A thread reads the sequences of the next step during the current step. Step s = 1, 2,
+    ... trains on sequences (s - 1) * global_batch to s * global_batch - 1, cut into `ranks` equal slices. Rank r splits slice r
+    into consecutive micro batches. A run resumed with another global_batch adds `shift` to sequence indices."""
 
     def __init__(
         self,

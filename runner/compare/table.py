@@ -100,11 +100,9 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 
 
 def parts(table: Sequence[Column], width: int, names: Sequence[str], keys: int = 1) -> list[list[Column]]:
-    """Split the columns of a table that is wider than `width` characters into several tables. Each table starts with row numbers.
-
-    The first `keys` columns identify a row, so each table repeats them. If they leave too little room for the other columns, the
-    tables repeat shortened row names instead, and extra tables show the first `keys` columns.
-    """
+    """Split the columns of a table that is wider than `width` characters into several tables. Each table starts with row
+    numbers. The first `keys` columns identify a row, so each table repeats them. If they leave too little room for the other
+    columns, the tables repeat shortened row names instead, and extra tables show the first `keys` columns."""
     if _needed(table) <= width:
         return [list(table)]
     leading = [column for column in table if column.leads]

@@ -35,11 +35,9 @@ class Regime(NamedTuple):
 
 
 def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> tuple[float, str]:
-    """Return the error of a predicted speed in percent, and a sentence that names the measured runs with this error.
-
-    For a calibrated device, the error comes from the calibration. Otherwise, the error is `speed_pct` of the matching `Regime`
-    or, if no regime matches, the largest `speed_pct`. `devices`: number of devices of the predicted run.
-    """
+    """Return the error of a predicted speed in percent, and a sentence that names the measured runs with this error. For a
+    calibrated device, the error comes from the calibration. Otherwise, the error is `speed_pct` of the matching `Regime` or, if
+    no regime matches, the largest `speed_pct`. `devices`: number of devices of the predicted run."""
     if hardware.calibrated is not None:
         pct = hardware.calibrated.error_pct
         return pct, f"calibrated; each measured run was predicted from the others to within {pct:g}%"

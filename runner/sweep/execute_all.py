@@ -43,11 +43,9 @@ Display = LiveTable | RunLines
 
 
 def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, bool]:
-    """Execute the unfinished runs of a sweep, except runs that another live process is executing.
-
-    `experiment`: the first run's configuration; the section `experiment.sweep` applies to all runs. Return the exit status and
-    whether the sweep must stop. A sweep stops on request and, with `sweep.fail_fast`, after a crash, timeout or lack of memory.
-    """
+    """Execute the unfinished runs of a sweep, except runs that another live process is executing. `experiment`: the first run's
+    configuration; the section `experiment.sweep` applies to all runs. Return the exit status and whether the sweep must stop. A
+    sweep stops on request and, with `sweep.fail_fast`, after a crash, timeout or lack of memory."""
     settings, sweep_dir = experiment.sweep, run_dirs[0].parent
     todo = [run_dir for run_dir in run_dirs if _is_due(run_dir, settings)]
     devices, needs = _shared(todo, settings)
@@ -77,11 +75,9 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 
 
 def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
-    """Return the names of the devices that parallel runs share, and the number and type of devices that each run needs.
-
-    The name of a GPU is its entry in CUDA_VISIBLE_DEVICES. On CPUs, a device is an equal share of the cores, and its name is a
-    number. Multi-node runs have one device: all nodes of the SLURM job. Return ([], {}) if runs must be executed one by one.
-    """
+    """Return the names of the devices that parallel runs share, and the number and type of devices that each run needs. The
+    name of a GPU is its entry in CUDA_VISIBLE_DEVICES. On CPUs, a device is an equal share of the cores, and its name is a
+    number. Multi-node runs have one device: all nodes of the SLURM job. Return ([], {}) if runs must be executed one by one."""
     if allocated_nodes() > 1 and any(check(read_config(run_dir)).launch.nodes_used > 1 for run_dir in run_dirs):
         return ["all nodes of the job"], dict.fromkeys(run_dirs, NodeDevices(NODES, 1, 1))
     gpus = visible_gpus()

@@ -23,11 +23,9 @@ POLL_S = 0.5
 
 
 class RowBuffer:
-    """A buffer that returns exactly one row for each step of a run in progress.
-
-    A resumed run repeats the steps after its checkpoint, and only the last row written for a step is valid. The buffer therefore
-    holds back a row of an earlier attempt until the current attempt has reached the same step or the run has ended.
-    """
+    """A buffer that returns exactly one row for each step of a run in progress. A resumed run repeats the steps after its
+    checkpoint, and only the last row written for a step is valid. The buffer therefore holds back a row of an earlier attempt
+    until the current attempt has reached the same step or the run has ended."""
 
     def __init__(self, run_dir: Path, attempt: int) -> None:
         self._tail = Tail(run_dir)

@@ -62,6 +62,7 @@ def script(text: str, folder: Path) -> Command:
     return Command("-P", "script.py", cwd=folder, program=[sys.executable])
 
 
+@pytest.mark.slow
 def test_run_and_sweep_return_what_the_command_wrote_and_leave_the_process_as_it_was(folder: Path) -> None:
     with script(RUNS, folder) as command:
         ended = command.wait()

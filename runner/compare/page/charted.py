@@ -124,11 +124,10 @@ def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]
 
 
 def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str, Any]:
-    """Return the loss curve of a row, its step-time curve, and a histogram of its step times. A curve has about `points` points.
-
-    A point is the median over the completed runs of the row, or over all runs of the row if no run completed. Step times exclude
-    warm-up steps, profiled steps and compilation. `axes` maps each distinct list of steps to its index, which a curve stores.
-    """
+    """Return the loss curve of a row, its step-time curve, and a histogram of its step times. A curve has about `points`
+    points. A point is the median over the completed runs of the row, or over all runs of the row if no run completed. Step
+    times exclude warm-up steps, profiled steps and compilation. `axes` maps each distinct list of steps to its index, which a
+    curve stores."""
     losses = _medians((run.events for run in row.counted), "train/loss")
     measured = [run.measured for run in row.counted]
     times = _medians(measured, STEP_TIME)

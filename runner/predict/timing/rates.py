@@ -68,11 +68,9 @@ class GPURates:
         return peak * 1e12 * share * reached
 
     def collective_s(self, name: str, ranks: tuple[int, ...], nbytes: int) -> float:
-        """Return the duration of a collective in seconds. A group of one rank takes 0 seconds.
-
-        The duration never decreases if `nbytes` increases or if the same ranks are spread evenly over more nodes. ranks: global
-        ranks of the group, numbered node by node; nbytes: bytes of the whole buffer (see `trace_events.Collective`).
-        """
+        """Return the duration of a collective in seconds. A group of one rank takes 0 seconds. The duration never decreases if
+        `nbytes` increases or if the same ranks are spread evenly over more nodes. ranks: global ranks of the group, numbered
+        node by node; nbytes: bytes of the whole buffer (see `trace_events.Collective`)."""
         n, hardware = len(ranks), self._hardware
         if n < 2:
             return 0.0
@@ -132,11 +130,9 @@ class CPURates:
         return self._speed.collective_s + passes * nbytes / (self._speed.link_bandwidth * GB)
 
     def waiting_s(self, ranks: int, work_s: float) -> float:
-        """Return the seconds that a collective waits for its slowest rank after `work_s` seconds of work on each rank.
-
-        The wait is the expected maximum of `ranks` normally distributed delays (Blom's formula). The standard deviation of
-        the delays is proportional to the square root of `work_s`, as in a random walk.
-        """
+        """Return the seconds that a collective waits for its slowest rank after `work_s` seconds of work on each rank. The wait
+        is the expected maximum of `ranks` normally distributed delays (Blom's formula). The standard deviation of the delays is
+        proportional to the square root of `work_s`, as in a random walk."""
         if ranks < 2:
             return 0.0
         return self._speed.jitter * math.sqrt(work_s) * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))

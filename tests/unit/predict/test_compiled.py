@@ -165,6 +165,7 @@ def in_a_process(*overrides: str) -> list[Found]:
         return pool.apply(traced, (list(overrides),))
 
 
+@pytest.mark.slow
 def test_gradients_of_compiled_blocks_are_known_as_such() -> None:
     layout = "parallelism=ddp launch.workers=2 micro_batch=1 global_batch=4 model.n_layers=2"
     eager, compiled = in_a_process(layout, f"{layout} {COMPILED}")

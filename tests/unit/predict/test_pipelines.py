@@ -118,7 +118,7 @@ def counted(trace: Trace, kind: type[Operator | Collective], name: str) -> int:
     )
 
 
-@pytest.mark.slow_but("1f1b", "zbv")
+@pytest.mark.slow_but("1f1b")
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_multiplies_no_more_than_one_process_and_gathers_once(name: str) -> None:
     """Summed over ranks, a step has as many matmuls as without a pipeline. A unit that is not freed is gathered once."""

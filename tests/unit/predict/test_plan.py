@@ -88,6 +88,7 @@ def test_a_run_on_cpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["memory/peak_reserved_gib"] is None and found["perf/wps"] is None
 
 
+@pytest.mark.slow
 def test_a_grid_in_which_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     grid = ("-m", "--active", "hardware=h100_80gb", *SMALL, "hardware.memory_gib=1.5001")
     assert cli._dispatch(["plan", *grid, "parallelism=fsdp1,fsdp2"]) == 1
@@ -101,6 +102,7 @@ def test_a_run_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["memory/by_category_gib"]["optimizer"] == pytest.approx(68_976_648_192 * 8 / 8 / GIB, rel=0.01)
 
 
+@pytest.mark.slow
 def test_active_flag_predicts_reserved_memory_near_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     """Active memory alone would fit, but the allocator reserves more than the device has."""
     small = ("hardware=h100_80gb", *SMALL, "hardware.reserved_elsewhere_gib=0")
@@ -344,6 +346,7 @@ def test_each_combination_gets_the_largest_value_that_fits(capsys: pytest.Captur
     assert len(rows) == 2
 
 
+@pytest.mark.slow
 def test_the_best_combinations_of_a_plan_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -223,6 +223,7 @@ VERBS = (
 )
 
 
+@pytest.mark.slow_cases("events one gigantic line")
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_run_is_said_and_the_good_one_is_shown(
     name: str, sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
