@@ -96,7 +96,7 @@ def trained(case: str) -> tuple[Tensor, dict[str, Tensor]]:
     return torch.stack(recorder.metrics), whole_values(model, gradients=False)
 
 
-@pytest.mark.slow_cases("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("world", CASES)
 def test_two_steps_issue_the_same_kernels(world: int) -> None:
     for found in on_ranks(world, kernels_of, CASES[world]):

@@ -44,7 +44,7 @@ def cases(world: int) -> list[list[str]]:
     return [[*SMALL, "global_batch=null", f"launch.workers={world}", *each.split()] for each in LAYOUTS[world]]
 
 
-@pytest.mark.slow_cases("4")
+@pytest.mark.slow
 @pytest.mark.parametrize("world", LAYOUTS)
 def test_memory_equals_that_of_a_real_rank(world: int, tmp_path: Path) -> None:
     ranks, given = (0, world - 1), cases(world)
