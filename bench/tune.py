@@ -91,8 +91,11 @@ def _predicted() -> tuple[list[dict[str, str]], Prior, Array]:
         forecasts = predict_all(
             [job.runs[0].config for job in possible], active_only=True, variants=devices, progress=progress
         )
-    fits = [bool(each.wps_on) and each.verdict.answer != DOES_NOT_FIT for each in forecasts]
-    left = [(job, each.wps_on) for job, each, fit in zip(possible, forecasts, fits, strict=True) if fit]
+    left = [
+        (job, each.wps_on)
+        for job, each in zip(possible, forecasts, strict=True)
+        if each.wps_on and each.verdict.answer != DOES_NOT_FIT
+    ]
     print(f"{len(jobs)} combinations, {len(possible)} possible, {len(left)} left to run", flush=True)
     varied = varying([job.overrides for job in jobs])
     options = [{key_of(each): each.partition("=")[2] for each in job.overrides if each in varied} for job, _ in left]

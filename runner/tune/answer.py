@@ -31,20 +31,22 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
     runs = search.runs()
     for number, run in search.failed(runs).items():
         say(one_line(f"no speed: {search.names[number]}: {run.state} {run.reason}"))
-    cells = [found for cell in search.cells(runs) if (found := search.found(runs, cell)) is not None]
+    possible = [cell for cell in search.cells(runs) if cell]
+    cells = [(cell, found) for cell in possible if (found := search.found(runs, cell)) is not None]
     if not cells:
         raise ConfigError("tune: no run has completed")
     comparison, _ = compare_sweep(search.sweep_dir)
-    for found in cells:
-        _answer(config, search, comparison, found)
+    space = "this space" if len(possible) == 1 else "this cell"
+    for cell, found in cells:
+        _answer(config, search, comparison, found, len(cell), space)
         _table(search, found)
     _write_hardware(search.sweep_dir)
-    for number, found in enumerate(cells, 1):
+    for number, (_, found) in enumerate(cells, 1):
         _write_best(loader, config, search, found.outlook.best, f"best_{number}" if len(cells) > 1 else "best")
 
 
-def _answer(config: DictConfig, search: Search, comparison: Comparison, found: Found) -> None:
-    """Print the best combination of a cell (see `Survey.cells`), and how much faster another combination of the cell may be."""
+def _answer(config: DictConfig, search: Search, comparison: Comparison, found: Found, size: int, space: str) -> None:
+    """Print the best of a cell's `size` combinations (see `Search.cells`), and how much faster another of them may be."""
     best, chance, bound = found.outlook
     rows = {search.number_of(row): row for row in comparison.rows}
     summaries = rows[best].summaries
@@ -57,12 +59,8 @@ def _answer(config: DictConfig, search: Search, comparison: Comparison, found: F
     equal = map(search.number_of, search.equal(found, comparison))
     if others := [search.names[number] for number in equal if number != best]:
         say(f"Within noise of this speed: {', '.join(others)}.")
-    cells = [cell for cell in search.cells(search.runs()) if cell]
-    cell = next(cell for cell in cells if best in cell)
-    many = f"{len(found.tried)} of {len(cell):,} were run"
     faster = f"more than {100 * bound:.1f}% faster" if bound >= 0.0005 else "faster"
-    space = "this space" if len(cells) == 1 else "this cell"
-    say(f"No combination of {space} is {faster} (95%); {many}.")
+    say(f"No combination of {space} is {faster} (95%); {len(found.tried)} of {size:,} were run.")
     if chance >= UNLIKELY:
         command = ["meshrunner", "tune", *typed(config.hydra.overrides.task), f"hydra.sweep.dir={search.sweep_dir}"]
         say(

@@ -56,8 +56,8 @@ class Search:
         self.settings, self.seed, self.max_repeat = experiment.tune, experiment.seed, experiment.sweep.max_repeat
         self.peaks = np.array([needed_gib(job.plan) for job in self.jobs])
         """Predicted memory of each combination, in GiB."""
-        self.step = STEP[expected_devices(experiment).type]
-        self.noise = NOISE[expected_devices(experiment).type]
+        device_type = expected_devices(experiment).type
+        self.step, self.noise = STEP[device_type], NOISE[device_type]
 
     def runs(self) -> list[tuple[int, int, Run]]:
         """Return (combination, wave, run) for each run on disk. Raise ConfigError if a run belongs to another sweep."""
@@ -76,7 +76,7 @@ class Search:
     def cells(self, runs: list[tuple[int, int, Run]]) -> list[list[int]]:
         """Return the cells of the survey without combinations that are predicted not to fit. If a run completes, combinations
         that need little more memory may fit, too, contrary to their prediction, so they stay. `runs`: result of `runs()`."""
-        completed = max((self.peaks[number] for number, _, run in runs if speed_of(run)), default=0.0)
+        completed = max((self.peaks[run.combination] for run in _measured(runs)), default=0.0)
         fits = np.array([job.plan["verdict"] != DOES_NOT_FIT for job in self.jobs])
         fits |= self.peaks <= (1 + self.step) * completed
         return [[number for number in cell if fits[number]] for cell in self.survey.cells]
@@ -141,12 +141,12 @@ class Search:
     def _belief(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Belief:
         """Return the posterior after all runs. Rule out combinations that failed or are outside the cell. If a combination ran
         out of memory, also rule out combinations that are predicted to need at least as much memory."""
-        belief = self.survey.prior.after(_measured(runs), self.noise)
-        failed = self.failed(runs)
+        measured, failed = _measured(runs), self.failed(runs)
+        belief = self.survey.prior.after(measured, self.noise)
         least = min((self.peaks[number] for number, run in failed.items() if run.state == "oom"), default=np.inf)
-        numbers, measured = np.arange(len(self.jobs)), [number for number, _, run in runs if speed_of(run)]
+        numbers, tried = np.arange(len(self.jobs)), [run.combination for run in measured]
         ruled_out = (
-            (self.peaks >= least) & ~np.isin(numbers, measured) | np.isin(numbers, [*failed]) | ~np.isin(numbers, cell)
+            (self.peaks >= least) & ~np.isin(numbers, tried) | np.isin(numbers, [*failed]) | ~np.isin(numbers, cell)
         )
         return belief._replace(mean=np.where(ruled_out, -np.inf, belief.mean))
 
