@@ -30,7 +30,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
     layout = recipe.parallelism
     # 1. Build on meta, where any model fits. Float8 replaces linear layers before anything refers to them.
     network = recipe.model.on_meta(recipe.seq_len)
-    recipe.precision.convert(network)
+    recipe.precision.convert(network, layout.tensor)
     # 2. Context, tensor or expert parallelism. Their plans use module names, which later wrappers change.
     if layout.context > 1:
         split_sequences(network, context_group(mesh, layout), layout.context_method, recipe.seq_len)

@@ -57,8 +57,9 @@ class Precision(Option):
         """Return the reason why a step cannot be traced on the meta device, or None if tracing is possible."""
         return None
 
-    def convert(self, network: Network) -> None:
-        """Replace linear layers of a meta-device network by float8 layers with equal parameters, if this option uses float8."""
+    def convert(self, network: Network, tensor: int) -> None:
+        """Replace linear layers of a meta-device network by float8 layers with equal parameters, if this option uses float8.
+        tensor: tensor-parallel degree, by which the weights will be split."""
 
     def after_step(self, model: nn.Module) -> None:
         """Update values derived from the parameters, such as float8 scales. Called after every optimizer step."""
@@ -185,19 +186,20 @@ class Float8(BF16):
         mxfp8 = self.scaling == "mxfp8" and not self.emulate
         return "precision.scaling=mxfp8 uses Triton kernels of torchao, which exist only on a GPU" if mxfp8 else None
 
-    def convert(self, network: Network) -> None:
+    def convert(self, network: Network, tensor: int) -> None:
         from torch import nn
 
+        multiple = self.alignment * tensor
         chosen = {
             name
             for name, module in network.named_modules(remove_duplicate=False)
             if isinstance(module, nn.Linear)
-            and not any(size % self.alignment for size in module.weight.shape)
+            and not any(size % multiple for size in module.weight.shape)
             and not any(fnmatchcase(name, pattern) for pattern in self.skip)
         }
         if not chosen:
             raise ConfigError(
-                f"precision: no linear layer can use float8. A layer needs dimensions that are multiples of {self.alignment} "
+                f"precision: no linear layer can use float8. A layer needs dimensions that are multiples of {multiple} "
                 f"and a name that no pattern of precision.skip matches ({', '.join(self.skip)}); use precision=bf16"
             )
         if self.scaling == "mxfp8":

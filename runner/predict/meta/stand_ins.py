@@ -143,8 +143,8 @@ def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:
     """Replace torchao's check for the scale of a float8 weight: the check reads a value, and meta tensors have no values."""
     convert = Float8.convert
 
-    def traced_convert(self: Float8, network: Network) -> None:
-        convert(self, network)
+    def traced_convert(self: Float8, network: Network, tensor: int) -> None:
+        convert(self, network, tensor)
         from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Weight
 
         flatten = Weight.__tensor_flatten__

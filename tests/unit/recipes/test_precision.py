@@ -1,4 +1,4 @@
-"""Which GPUs multiply in float8."""
+"""Which GPUs and which layers multiply in float8."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ def test_float8_names_the_needed_gpu(
     else:
         assert said is not None
         assert f"needs compute capability {needed}, but this GPU has {'.'.join(map(str, capability))}" in said
+
+
+@pytest.mark.parametrize(
+    ("override", "tensor", "converted"),
+    [("precision=float8", 1, 3), ("precision=float8", 2, 0), ("precision=mxfp8", 1, 0)],
+)
+def test_both_dimensions_of_a_float8_weight_fit_its_kernels(override: str, tensor: int, converted: int) -> None:
+    """112 is 7 x 16. Tensor parallelism over 2 ranks leaves 56, which the kernels of float8 reject."""
+    pytest.importorskip("torchao")
+    recipe = experiment(override, "model=llama_tiny", "model.n_layers=1", "model.dim=256", "model.ffn_dim=112")
+    network = recipe.model.on_meta(recipe.seq_len)
+    recipe.precision.convert(network, tensor)
+    wide = [module for module in network.modules() if 112 in getattr(getattr(module, "weight", None), "shape", ())]
+    assert len(wide) == 3
+    assert sum(type(module) is not torch.nn.Linear for module in wide) == converted
