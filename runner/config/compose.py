@@ -69,6 +69,8 @@ class Composer:
         private.register_resolver("pick", lambda key, table, default=None: table.get(key, default))
         GlobalHydra.instance().clear()
         self.hydra = private.Hydra.create_main_hydra2("meshrunner", path)
+        loader: Any = self.hydra.config_loader
+        loader.repository = private.ReadOnce(loader.repository)
 
     def answer_query(self) -> bool:
         """Print Hydra's answer to --help, --cfg or --info; return False if none of these flags was given."""

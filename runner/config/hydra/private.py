@@ -3,12 +3,13 @@
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import hydra
 import omegaconf
 from hydra import version
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.core_plugins.bash_completion import BashCompletion
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
@@ -42,6 +43,13 @@ def set_up_hydra() -> None:
         raise ConfigError(
             f"the Hydra plugin {file} cannot be imported: {type(error).__name__}: {error}; fix or uninstall it"
         ) from None
+
+
+class ReadOnce(CachingConfigRepository):
+    """Repository that reads each YAML file once for all combinations of a sweep. Hydra copies it for every combination."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
 def register_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
-from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
+from meshrunner.runner.config.compose import Composed, Composer, warn_of_short_sequences
 from meshrunner.runner.console import console, say, table_of
 from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, Planned, largest_that_fits, predict_config
 from meshrunner.runner.process.forkserver import warm
@@ -16,7 +16,6 @@ from meshrunner.runner.rundir import FITTING, key_of
 from meshrunner.runner.verbs.reference.queries import answered
 
 
-@garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
 def plan(arguments: list[str]) -> int:
     """Predict one run, or rank the runs of a grid. Return 1 if no run fits. Raise ConfigError if the configuration is invalid."""
     if {"-m", "--multirun"} & set(arguments):
@@ -26,8 +25,13 @@ def plan(arguments: list[str]) -> int:
     if answered(composer):
         return 0
     composed = composer.single_run()
-    if composed is None:
-        return _rank(composer, options, overrides)
+    return (
+        _rank(composer, options, overrides) if composed is None else _predict(composed, options, arguments, overrides)
+    )
+
+
+@garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
+def _predict(composed: Composed, options: Namespace, arguments: list[str], overrides: list[str]) -> int:
     for flag in ("best_by", "top", "run", "submit"):
         if getattr(options, flag):
             raise ConfigError(f"plan: --{flag.replace('_', '-')} works with several combinations: add -m")
