@@ -12,7 +12,7 @@ from meshrunner.runner.compare.keys import DIRECTORY, Keys, first_of, row_name, 
 from meshrunner.runner.compare.noise import ALPHA, Noise, noise_of
 from meshrunner.runner.compare.parity import Parity, verdict
 from meshrunner.runner.compare.runs import Row, Run, read_runs
-from meshrunner.runner.console import warn
+from meshrunner.runner.console import counted, warn
 from meshrunner.runner.figures import Figure, figure_of, speed_figure
 from meshrunner.runner.rundir import parse_yaml
 from meshrunner.runner.rundir.files import is_sweep
@@ -108,15 +108,17 @@ class Comparison:
 def compare_runs(
     runs: Sequence[Run], baseline: str | None = None, option: str = "--baseline", further: Sequence[Figure] = ()
 ) -> Comparison:
-    """Merge repeats into rows, sort the rows, and compare each row with its baseline.
+    """Merge repeats into rows, sort the rows, and compare each row with its baseline. Leave out combinations that `sweep.exclude`
+    names, if there are others.
 
     `baseline` is KEY=VALUE. The baseline of a row has VALUE for KEY, and has the same values as the row for all other varying
     keys. Raise ConfigError if KEY does not vary or no row has VALUE. `option`: name of `baseline` in error messages.
     `further`: figures to compare in addition to speed, memory and the time to the first step.
     """
-    keys = Keys(runs)
+    shown = [run for run in runs if not run.excluded] or runs
+    keys = Keys(shown)
     merged: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in shown:
         merged.setdefault(keys.identity(run), []).append(run)
     rows = [Row(keys.of(same[0]), same) for same in merged.values()]
     names, chosen = list(keys.names), None
@@ -138,6 +140,8 @@ def compare_runs(
         loss, unlike = verdict(row.runs, other.runs), other_workload(row.runs[0], other.runs[0])
         against[i] = Against(other, gains.pop(speed.key), gains, loss, unlike)
     remarks = list(keys.remarks)
+    if left_out := len(runs) - len(shown):
+        remarks.append(f"{counted(left_out, 'run')} left out by sweep.exclude")
     rest = [name for name in names if chosen and name != chosen[0]]
     if chosen and not partners and rest:
         remarks.append(f"nothing is compared with {'='.join(chosen)}: no other row has the same {first_of(rest)}")

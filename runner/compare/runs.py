@@ -37,6 +37,8 @@ from meshrunner.runner.rundir import (
 )
 from meshrunner.runner.rundir.files import CONFIG, OVERRIDES, RECORD_BYTES, is_run
 
+EXCLUDED = "sweep.exclude: "
+"""Beginning of the reason why a run that `sweep.exclude` names was skipped."""
 LONGEST_REASON = 2000
 """Maximum length of the reason for a run's state, in characters. Longer reasons are truncated."""
 MEASURED = "perf/wps_median"
@@ -136,6 +138,11 @@ class Run:
         resolved = self.environment.resolved.get("global_batch")
         batch = self.config.get("global_batch") if resolved is None else resolved
         return {"model": self.config.get("model"), "seq_len": self.config.get("seq_len"), "batch": batch}
+
+    @property
+    def excluded(self) -> bool:
+        """Whether the run was skipped because of `sweep.exclude`."""
+        return self.state == "skipped" and self.reason.startswith(EXCLUDED)
 
     @property
     def seed(self) -> Any:

@@ -22,7 +22,7 @@ from meshrunner.runner.compare.best import by
 from meshrunner.runner.compare.comparison import check_baseline, compare_runs
 from meshrunner.runner.compare.keys import first_of
 from meshrunner.runner.compare.noise import REPEATS
-from meshrunner.runner.compare.runs import Run
+from meshrunner.runner.compare.runs import EXCLUDED, Run
 from meshrunner.runner.config.compose import Composed, resolve_config, typed
 from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
@@ -162,7 +162,7 @@ def _compose_job(
     experiment, reason = check(composed.config), ""
     try:
         if rule := matching_rule(experiment.sweep.exclude, composed):
-            raise Incompatible(f"sweep.exclude: {rule}")
+            raise Incompatible(f"{EXCLUDED}{rule}")
         fit_continuing(experiment, run_dir, target.workers(experiment))
     except Incompatible as error:
         reason = str(error)

@@ -163,6 +163,17 @@ def test_every_row_says_its_state_and_below_why(tmp_path: Path) -> None:
     assert lines[11].startswith(f"- damaged: {tmp_path / '4'}: config.yaml cannot be read")
 
 
+def test_the_table_leaves_out_what_the_user_excluded(tmp_path: Path) -> None:
+    folder = tmp_path / "excluded"
+    make_run(folder / "1", "steps=5", wps=None, losses=None, state="skipped", reason="sweep.exclude: steps=5")
+    make_run(folder / "2", "steps=6", wps=None, losses=None, state="skipped", reason="sweep.exclude: steps=6")
+    assert len(of(folder).rows) == 2, "there is nothing else to show"
+    make_run(folder / "0", "steps=4")
+    shown = of(folder)
+    assert [run.path.name for run in shown.runs] == ["0"] and shown.keys == []
+    assert "- 2 runs left out by sweep.exclude" in markdown(shown)
+
+
 def test_a_cell_does_not_end_its_column(tmp_path: Path) -> None:
     make_run(tmp_path / "0", "data.kind=a|b")
     make_run(tmp_path / "1", "data.kind=c")
