@@ -225,9 +225,8 @@ def _convert_to_mxfp8(network: Network, names: set[str], *, emulate: bool) -> No
     kernels = KernelPreference.EMULATED if emulate else KernelPreference.AUTO
     for name in names:
         old = network.get_submodule(name)
-        new = MXFP8Linear(
-            old.in_features, old.out_features, old.bias is not None, device="meta", kernel_preference=kernels
-        )
+        sizes = old.in_features, old.out_features, old.bias is not None
+        new = MXFP8Linear(*sizes, device="meta", kernel_preference=kernels)
         new.weight, new.bias = old.weight, old.bias
         network.set_submodule(name, new)
 

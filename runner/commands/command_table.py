@@ -128,14 +128,8 @@ _COMMANDS = (
         "show which settings vary between runs and how they change the results",
         (DIRECTORIES,),
         (
-            Flag(
-                "--baseline",
-                "compare each row with the row that differs only in KEY; default: sweep.baseline",
-                "KEY=VALUE",
-            ),
-            Flag(
-                WHERE, "only rows that meet this condition (repeatable): state!=oom, 'wps>5000'", "EXPR", repeats=True
-            ),
+            Flag("--baseline", "compare with the row that differs only in KEY; default: sweep.baseline", "KEY=VALUE"),
+            Flag(WHERE, "only rows with this property (repeatable): state!=oom, 'wps>5000'", "EXPR", repeats=True),
             BEST_BY,
             Flag("--sort", "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
             Flag("--top", "only the first N rows in the order of --sort; default: the N fastest", "N", "number"),
@@ -166,12 +160,7 @@ _COMMANDS = (
         "list runs and sweeps, newest first",
         (Argument("directories", "DIR", "where to look; by default runs and sweeps, or the current directory", "any"),),
         (
-            Flag(
-                WHERE,
-                "only runs that meet this condition, and sweeps with such a run (repeatable): state=oom, 'wps>5000'",
-                "EXPR",
-                repeats=True,
-            ),
+            Flag(WHERE, "only runs with this property, and their sweeps (repeatable): state=oom", "EXPR", repeats=True),
             Flag("--limit", "list at most N runs and sweeps; 0: all; default: 20", "N", "number", default=20),
             Flag("--json", "print a JSON list"),
         ),

@@ -11,7 +11,7 @@ from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import DIRECTORY, Keys, first_of, row_name, text
 from meshrunner.runner.compare.noise import ALPHA, Noise, noise_of
 from meshrunner.runner.compare.parity import Parity, verdict
-from meshrunner.runner.compare.runs import Row, Run, read_runs
+from meshrunner.runner.compare.runs import EXCLUDED, Row, Run, read_runs
 from meshrunner.runner.console import counted, warn
 from meshrunner.runner.figures import Figure, figure_of, speed_figure
 from meshrunner.runner.rundir import parse_yaml
@@ -115,7 +115,7 @@ def compare_runs(
     keys. Raise ConfigError if KEY does not vary or no row has VALUE. `option`: name of `baseline` in error messages.
     `further`: figures to compare in addition to speed, memory and the time to the first step.
     """
-    shown = [run for run in runs if not run.excluded] or runs
+    shown = [run for run in runs if not run.reason.startswith(EXCLUDED)] or runs
     keys = Keys(shown)
     merged: dict[str, list[Run]] = {}
     for run in shown:

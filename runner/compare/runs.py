@@ -140,11 +140,6 @@ class Run:
         return {"model": self.config.get("model"), "seq_len": self.config.get("seq_len"), "batch": batch}
 
     @property
-    def excluded(self) -> bool:
-        """Whether the run was skipped because of `sweep.exclude`."""
-        return self.state == "skipped" and self.reason.startswith(EXCLUDED)
-
-    @property
     def seed(self) -> Any:
         seed = self.config.get("seed")
         return seed if isinstance(seed, int) else str(seed)

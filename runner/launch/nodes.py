@@ -35,8 +35,8 @@ def this_node(nodes: int) -> Node:
         return Node(0, 1, "localhost", 0, "")
     if "SLURM_STEP_NUM_NODES" not in environment or "SLURM_NODEID" not in environment:
         only_this_node(nodes)
-    if here != nodes or environment.get("SLURM_STEP_NUM_TASKS", str(here)) != str(here):
-        tasks = environment.get("SLURM_STEP_NUM_TASKS")
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", str(here))
+    if here != nodes or tasks != str(here):
         raise Incompatible(
             f"launch.nodes({nodes}) needs {nodes} node{'s' * (nodes > 1)} with one task each, "
             f"but SLURM started {tasks} tasks on {here} node{'s' * (here > 1)}"

@@ -162,9 +162,8 @@ class Search:
 
 def needed_gib(plan: dict[str, Any]) -> float:
     """Return the predicted memory in a plan.json, by which the run is judged; 0 if unknown. See `predict._need`."""
-    reserved, active, startup = (
-        plan.get(f"memory/{key}_gib") or 0.0 for key in ("peak_reserved", "peak_active", "startup")
-    )
+    keys = ("peak_reserved", "peak_active", "startup")
+    reserved, active, startup = (plan.get(f"memory/{key}_gib") or 0.0 for key in keys)
     return float(reserved or max(active, startup))
 
 

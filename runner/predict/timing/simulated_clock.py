@@ -154,9 +154,8 @@ class SimulatedClock:
         self._since_collective = 0.0
         self.host += self.rates.host_s
         begins, hidden = max(self.done_at(stream), self._groups.get(ranks, 0.0), self.host), 0.0
-        if (
-            len(ranks) == self._tensor == ranks[-1] - ranks[0] + 1 and phase.block is not None
-        ):  # only blocks are compiled
+        compiled = phase.block is not None  # only blocks are compiled
+        if compiled and len(ranks) == self._tensor == ranks[-1] - ranks[0] + 1:
             if name == "all_gather":
                 self._gather_s = seconds * (1 - 1 / self._tensor)
             elif name == "reduce_scatter" and self._copied <= 2 * nbytes:  # not a sum of several matmuls
