@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from meshrunner.runner.compare.comparison import WPS, Against, Comparison
-from meshrunner.runner.compare.keys import emulated, first_of, option_of, text
+from meshrunner.runner.compare.keys import emulated, first_of, option_of, row_name, text
 from meshrunner.runner.compare.noise import ALPHA, REPEATS
 from meshrunner.runner.compare.parity import LOSS, NORM, TOLERANCE, short
 from meshrunner.runner.compare.runs import Row, Run
@@ -156,12 +156,11 @@ def reasons(comparison: Comparison) -> list[str]:
     """Explain rows that did not complete, and steps before a resume that do not count. Rows with equal reasons share a line."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
-        name = ", ".join(f"{key}={_value(row, key)}" for key in comparison.keys if key in row.values)
         if row.state not in UNREMARKABLE:
-            alike.setdefault((row.state, row.reason), []).append(name or str(row.runs[0].path))
+            alike.setdefault((row.state, row.reason), []).append(row_name(row.values, comparison.keys) or str(row.key))
         for run in row.runs:
             for line in layout_remarks(run.summary):
-                alike.setdefault(("resumed", line), []).append(name or str(run.path))
+                alike.setdefault(("resumed", line), []).append(row_name(row.values, comparison.keys) or str(run.path))
     parts = ((kind, first_of(names, between="; "), why) for (kind, why), names in alike.items())
     return [": ".join(filter(None, each)) for each in parts]
 

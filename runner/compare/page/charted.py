@@ -39,7 +39,8 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
     rows = comparison.rows
     runs = comparison.runs
     figures = [each for each in table_figures() if any(_known(row, each) for row in rows)]
-    memory = next((key for key in MEMORY if any(figure.key == key for figure in figures)), None)
+    shown = [figure.key for figure in figures]
+    memory = next((key for key in (*MEMORY, *(PREDICTION + key for key in MEMORY)) if key in shown), None)
     names, texts, settings = _settings(runs)
     places = {id(run): i for i, run in enumerate(runs)}
     row_places = {id(row): i for i, row in enumerate(rows)}

@@ -41,7 +41,7 @@ function drawScatter() {
   const options = [...FIGURES, ...KEYS], compared = DATA.baseline?.split("=")[0] ?? keys[0];
   const x = choice("scatter", "x", options, DATA.memory ?? keys[0]), y = choice("scatter", "y", options, DATA.speed);
   const by = choice("scatter", "colour", options, compared);
-  const members = measured(x, measured(y)).filter((i) => rows[i].completed), optimal = front(x, y);
+  const members = measured(x, measured(y)).filter(hasResult), optimal = front(x, y);
   const about = [optimal.length ? "dotted: no row shown is better in both" : "", ranges(members, x, y)].filter(Boolean);
   if (!caption("scatter", about.join("; "), figures.length && members.length)) return;
   const bottom = paper ? 150 : 330, { box, svg, width } = canvas("scatter", bottom + 50);
@@ -67,9 +67,9 @@ function drawScatter() {
 
 /** Draw a line at the memory capacity of the devices, if an axis shows memory and includes the capacity. */
 function drawLimits(svg, members, { left, right, top, bottom }, x, across, y, up) {
-  const ofDevice = ["memory/peak_active_gib", "memory/peak_reserved_gib"];
+  const ofDevice = (name) => /memory.peak_(active|reserved)_gib$/.test(name);
   for (const limit of new Set(members.map((i) => rows[i].limit).filter(Boolean))) {
-    const [px, py] = [ofDevice.includes(x) ? across.at(limit) : NaN, ofDevice.includes(y) ? up.at(limit) : NaN];
+    const [px, py] = [ofDevice(x) ? across.at(limit) : NaN, ofDevice(y) ? up.at(limit) : NaN];
     if (px >= left && px <= right) add(svg, "path", { class: "limit", d: `M${px} ${top}V${bottom}` });
     if (py >= top && py <= bottom) add(svg, "path", { class: "limit", d: `M${left} ${py}H${right}` });
   }

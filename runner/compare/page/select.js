@@ -21,6 +21,9 @@ function valueOf(i, name) {
   return isNumber(text) ? Number(text) : text;
 }
 
+/** Return whether a row has a speed: it completed or, on a page of predictions, it is predicted to fit. */
+const hasResult = (i) => valueOf(i, DATA.speed) !== null;
+
 /** Return the rows that have a value for the key or figure `name`. */
 const measured = (name, among = selection.rows) => among.filter((i) => valueOf(i, name) !== null);
 

@@ -73,10 +73,12 @@ function drawParallel() {
   const scales = names.map((name) => scaleOf(name, measured(name), 16, width - 16));
   // Shift rows sideways, because rows with the same value would share one point.
   const aside = (i, { step }) => step ? ((i * 37) % 21 - 10) / 21 * Math.min(step * 0.5, 40) : 0;
-  for (const i of emphasised(selection.rows)) {
+  const last = emphasised(selection.rows).sort((i, j) => hasResult(i) - hasResult(j));  // results are drawn over other rows
+  svg.classList.toggle("crowded", last.length > 200);
+  for (const i of last) {
     const known = names.map((name, n) => [valueOf(i, name), scales[n], n]).filter(([value]) => value !== null);
     const points = known.map(([value, scale, n]) => `${(scale.at(value) + aside(i, scale)).toFixed(1)} ${height(n)}`);
-    const kind = rows[i].completed ? "way" : "way none";
+    const kind = hasResult(i) ? "way" : "way none";
     mark(svg, "polyline", i, { class: kind, points: points.join(" "), stroke: colours.of(i) }, told(i, ...results));
   }
   names.forEach((name, n) => {
