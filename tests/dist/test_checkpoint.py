@@ -39,7 +39,7 @@ from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 from tests.dist.test_layouts import CPU, Recorder, relative, union, whole, whole_values
 
-LAYOUTS = {
+KINDS = {
     "single": (1, "parallelism=single micro_batch=12"),
     "ddp-2": (2, "parallelism=ddp"),
     "fsdp1-2": (2, "parallelism=fsdp1"),
@@ -54,7 +54,16 @@ LAYOUTS = {
     "fsdp1_tp-4": (4, "parallelism=fsdp1_tp micro_batch=6"),
     "pipeline-3": (3, "parallelism=single parallelism.pipeline=3 micro_batch=4"),
     "pipeline-2 x fsdp2-2": (4, "parallelism=fsdp2_pp micro_batch=3"),
+    "pipeline-4": (4, "parallelism=single parallelism.pipeline=4 micro_batch=3"),
+    "pipeline-2-interleaved": (
+        2,
+        "parallelism=single parallelism.pipeline=2 parallelism.pipeline_schedule=interleaved_1f1b micro_batch=3",
+    ),
+    "fsdp2-2 x context-2": (4, "parallelism=fsdp2_cp parallelism.context_method=ulysses micro_batch=3"),
 }
+BLOCKS = 4
+LAYOUTS = {name: (world, f"{layout} model.n_layers={BLOCKS}") for name, (world, layout) in KINDS.items()}
+TENSORS = 3 + 9 * BLOCKS
 SOME = ("single", "fsdp2-3", "tp-2")
 TIED = ("ddp-2", "fsdp1-2", "fsdp2-3", "fsdp2_tp-4")
 IN_BACKGROUND = ("ddp-2", "fsdp1-2", "fsdp2-2", "hsdp1-4", "fsdp1_tp-4")
@@ -89,6 +98,7 @@ def assembled(*overrides: str) -> Assembled:
         rank=place(mesh, degrees)[0],
         ranks=degrees.data,
         device=CPU,
+        own=network_of(model).own,
     )
     config = recipe.model_dump(mode="json")
     training = Training(config, recipe.steps, recipe.seed, model, optimizer, parameters, global_batch)
@@ -148,7 +158,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def folder(name: str) -> Path:
         world, layout = LAYOUTS[name]
         tensors = on_ranks(world, save, root / name, tuple(layout.split()))[0]
-        assert tensors == 4 * 30, "parameters, two moments and the step of each"
+        assert tensors == 4 * TENSORS, "parameters, two moments and the step of each"
         alone = root / name if name == "single" else folder("single")
         expected, found = (torch.load(which / "values.pt") for which in (alone, root / name))
         for key, value in expected.items():
@@ -182,7 +192,7 @@ def test_tied_embeddings_stay_tied(tmp_path: Path) -> None:
     tied = "model.tie_embeddings=true"
     for name in TIED:
         world, layout = LAYOUTS[name]
-        assert on_ranks(world, save, tmp_path / name, (*layout.split(), tied))[0] == 4 * 29
+        assert on_ranks(world, save, tmp_path / name, (*layout.split(), tied))[0] == 4 * (TENSORS - 1)
     for name in TIED:
         world, layout = LAYOUTS[name]
         found = on_ranks(world, load, [tmp_path / name for name in TIED], (*layout.split(), tied))[0]

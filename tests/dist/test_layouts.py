@@ -162,9 +162,10 @@ LAYOUTS = [
         (2, f"parallelism=single {PIPELINE} {schedule}")
         for schedule in (ONE_F_ONE_B, GPIPE, INTERLEAVED, LOOPED, *SPLIT)
     ),
-    (4, "parallelism=single parallelism.pipeline=4 model.n_layers=5"),
-    (4, f"parallelism=single parallelism.pipeline=4 {INTERLEAVED} model.n_layers=9"),
-    (4, f"parallelism=single parallelism.pipeline=4 {ZBV} model.n_layers=9"),
+    *(
+        (4, f"parallelism=single parallelism.pipeline=4 {schedule} model.n_layers={layers}")
+        for schedule, layers in ((ONE_F_ONE_B, 5), (GPIPE, 5), *((each, 9) for each in (INTERLEAVED, LOOPED, *SPLIT)))
+    ),
     *(
         (4, f"parallelism={kind} {PIPELINE} {schedule}")
         for kind in ("ddp", "fsdp2")
@@ -175,10 +176,11 @@ LAYOUTS = [
     (4, f"parallelism=fsdp2 {PIPELINE} parallelism.pipeline_split=[1,4]"),
     (4, f"parallelism=fsdp2 {PIPELINE} parallelism.cpu_offload=true"),
     (8, f"parallelism=hsdp2 {PIPELINE}"),
+    (8, f"parallelism=fsdp2_tp {PIPELINE} micro_batch=3"),
     (4, f"parallelism=tp {PIPELINE} micro_batch=3"),
     (4, f"parallelism=tp {PIPELINE} micro_batch=3 parallelism.sequence_parallel=false"),
     (4, f"parallelism=tp {PIPELINE} micro_batch=3 parallelism.loss_parallel=false"),
-    (4, f"parallelism=tp {PIPELINE} micro_batch=3 {NEVER} {ZBV}"),
+    *((4, f"parallelism=tp {PIPELINE} micro_batch=3 {NEVER} {schedule}") for schedule in SPLIT),
     (4, f"parallelism=fsdp2 {PIPELINE} loss=chunked loss.tokens=13"),
     (4, f"parallelism=tp {PIPELINE} micro_batch=3 loss=chunked loss.tokens=5"),
     *(
