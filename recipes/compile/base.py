@@ -36,7 +36,7 @@ class Compile(Option):
     cuda_graph: bool = False
     """Whether to capture and replay the third step as a CUDA graph."""
     async_tensor_parallel: bool = False
-    """Whether to overlap matmuls with tensor-parallel communication on GPUs."""
+    """Whether GPUs overlap matmuls with tensor-parallel communication."""
 
     @property
     def is_partitioned(self) -> bool:

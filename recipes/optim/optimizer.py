@@ -45,7 +45,7 @@ class AdamW(Optimizer):
     betas: tuple[Beta, Beta] = Field(strict=False)
     """Decay rates of the running means of the gradient and the squared gradient."""
     eps: float = Field(gt=0)
-    """Number added to the square root of the running mean of the squared gradient."""
+    """Number added to the root of the running mean of the squared gradient."""
     weight_decay: float = Field(ge=0)
     """Decoupled weight decay, applied to every parameter."""
     implementation: Literal["fused", "foreach", "for_loop"]

@@ -16,7 +16,7 @@ ONE = {
     "scaling": ("launch.workers=2",),
     "buffers_hybrid": ("parallelism.buffers=scheduled",),
     "moe_layouts": ("parallelism=ep", "activation_checkpoint=selective_op"),
-    "dimensions": ("parallelism=fsdp2_pp", "parallelism.pipeline_schedule=interleaved_1f1b"),
+    "dimensions": ("parallelism=fsdp2_pp_interleaved",),
     "schedules": ("parallelism.pipeline_schedule=zbv",),
     "pr165_2d": ("parallelism=fsdp2_tp", "activation_checkpoint=full"),
 }

@@ -79,6 +79,7 @@ NEEDS = {
     "parallelism=ep": ("model=moe_tiny",),
     "parallelism=fsdp1_tp": ("model.tie_embeddings=false",),
     "parallelism=fsdp2_pp": ("model.tie_embeddings=false",),
+    "parallelism=fsdp2_pp_interleaved": ("model.tie_embeddings=false",),
     "activation_checkpoint=memory_budget": ("compile=per_block",),
     "wrap=size": ("wrap.min_parameters=10000000",),
     "hardware=auto": ("model=llama_tiny",),
