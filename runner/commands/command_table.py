@@ -41,10 +41,7 @@ _COMMANDS = (
         description="Predict every combination of the given values, run the most promising ones in waves, and correct "
         "the predictions after each wave. If no values are given, space=layouts varies layout, recomputation, "
         "micro batch and, on GPUs, compilation. `resume DIR` continues a search.",
-        examples=(
-            "tune model=llama_tiny",
-            "tune parallelism=fsdp1,fsdp2 micro_batch=1,2,4 global_batch=16 tune.runs=8",
-        ),
+        examples=("tune model=llama_tiny", "tune parallelism=fsdp1,fsdp2 micro_batch=1,2,4 tune.runs=8"),
         fails_if=RUN_FAILED,
         executes=True,
     ),
@@ -135,7 +132,7 @@ _COMMANDS = (
             Flag("--top", "only the first N rows in the order of --sort; default: the N fastest", "N", "number"),
             Flag(
                 "--fail-if",
-                "exit with 3 if a tested difference is beyond this bound (repeatable): 'speed<-5%', 'peak_rss_gib>+2%', loss",
+                "exit with 3 if a tested difference is beyond RULE: 'speed<-5%', loss",
                 "RULE",
                 repeats=True,
             ),

@@ -296,7 +296,7 @@ def staged(folder: Path, overrides: tuple[str, ...]) -> list[dict[str, int]]:
 def test_saves_in_the_background_share_host_memory(name: str, tmp_path: Path) -> None:
     world, layout = LAYOUTS[name]
     for first, second in on_ranks(world, staged, tmp_path, tuple(layout.split())):
-        assert len(first) == 4 * 30 and second == first
+        assert len(first) == 4 * TENSORS and second == first
     assert list(checkpoint_folders(tmp_path)) == [2, 1]
 
 

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core import plugins, singleton
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
@@ -46,10 +48,14 @@ def set_up_hydra() -> None:
 
 
 class ReadOnce(CachingConfigRepository):
-    """Repository that reads each YAML file once for all combinations of a sweep. Hydra copies it for every combination."""
+    """Repository that reads each YAML file once for all combinations of a sweep. For every combination, Hydra copies the
+    repository, and changes what it loads."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        return deepcopy(super().load_config(config_path))
 
 
 def register_resolver(name: str, resolver: Callable[..., Any], *, use_cache: bool = False) -> None:

@@ -11,6 +11,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner import cli
 from meshrunner.runner.config.compose import Composed
 from meshrunner.runner.config.hydra.overrides import prepared, split_outside
+from meshrunner.runner.rundir import read_config
 from meshrunner.runner.rundir.states import read_status
 from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 from tests.e2e.command import TINY
@@ -189,3 +190,10 @@ def test_a_baseline_that_names_no_combination_is_refused(
     assert message in capsys.readouterr().err
     assert list(folder.iterdir()) == []
     assert place("parallelism=fsdp1,fsdp2", "sweep.baseline=parallelism=fsdp2") == 0
+
+
+def test_no_combination_changes_the_next_one(folder: Path) -> None:
+    """The sweep reads each YAML file once."""
+    assert place("+launch.env.X=1,2", "seed=0,1") == 0
+    variables = [read_config(run)["launch"]["env"] for run in sorted(Path("sweep").glob("0*"))]
+    assert variables == [{"X": value} for value in (1, 1, 2, 2)]
