@@ -130,12 +130,7 @@ _COMMANDS = (
             BEST_BY,
             Flag("--sort", "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
             Flag("--top", "only the first N rows in the order of --sort; default: the N fastest", "N", "number"),
-            Flag(
-                "--fail-if",
-                "exit with 3 if a tested difference is beyond RULE: 'speed<-5%', loss",
-                "RULE",
-                repeats=True,
-            ),
+            Flag("--fail-if", "exit with 3 if a tested difference breaks it: 'speed<-5%', loss", "RULE", repeats=True),
             Flag("--strict", "with --fail-if: also exit with 3 if a rule cannot be decided"),
             Flag("--markdown", "print the table for a pull request", exclusive=True),
             Flag("--json", "print a JSON list of rows with unrounded figures", exclusive=True),
