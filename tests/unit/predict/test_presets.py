@@ -91,6 +91,7 @@ REFUSED = {
     "parallelism.cpu_offload=true": "parallelism.cpu_offload moves parameters",
     "parallelism.buffers=process_group": "parallelism.buffers=process_group takes memory",
     "parallelism.buffers=symmetric": "parallelism.buffers=symmetric takes memory",
+    "precision=mxfp8": "precision.scaling=mxfp8 uses Triton kernels",
 }
 """Options that are not planned, and the beginning of the reason."""
 COMPILED = ("compile=per_block", "compile=whole_model", "activation_checkpoint=memory_budget")
