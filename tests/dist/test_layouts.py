@@ -35,6 +35,7 @@ CPU = torch.device("cpu")
 CONTEXT, ULYSSES = "parallelism.context=2 seq_len=36", "parallelism.context_method=ulysses"
 PIPELINE = "parallelism.pipeline=2 model.n_layers=5"
 NEVER = "parallelism.reshard_after_forward=never"
+COMPILED = "compile=per_block compile.backend=aot_eager"
 ONE_F_ONE_B, GPIPE, INTERLEAVED, LOOPED, ZERO_BUBBLE, ZBV, DUALPIPE = (
     f"parallelism.pipeline_schedule={name}"
     for name in ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipe_v")
@@ -149,14 +150,11 @@ LAYOUTS = [
     (2, f"parallelism=fsdp2 {CONTEXT} model.tie_embeddings=true"),
     (2, f"parallelism=fsdp2 {CONTEXT} model.freeze=[tok_embeddings.*,layers.1.attention.*]"),
     *(
-        (2, f"parallelism=fsdp2 {CONTEXT} activation_checkpoint={kind} compile={compilation}")
+        (2, f"parallelism=fsdp2 {CONTEXT} activation_checkpoint={kind} {compilation}")
         for kind in ("full", "selective_layer", "selective_op")
-        for compilation in ("eager", "per_block compile.backend=aot_eager")
+        for compilation in ("compile=eager", COMPILED)
     ),
-    (
-        2,
-        f"parallelism=fsdp2 {CONTEXT} {ULYSSES} activation_checkpoint=selective_op compile=per_block compile.backend=aot_eager",
-    ),
+    (2, f"parallelism=fsdp2 {CONTEXT} {ULYSSES} activation_checkpoint=selective_op {COMPILED}"),
     (2, f"parallelism=fsdp2 {CONTEXT} compile=whole_model compile.backend=aot_eager"),
     *(
         (2, f"parallelism=single {PIPELINE} {schedule}")
@@ -192,9 +190,9 @@ LAYOUTS = [
         )
     ),
     *(
-        (4, f"parallelism=fsdp2 {PIPELINE} activation_checkpoint={kind} compile={compilation}")
+        (4, f"parallelism=fsdp2 {PIPELINE} activation_checkpoint={kind} {compilation}")
         for kind in ("full", "selective_layer", "selective_op")
-        for compilation in ("eager", "per_block compile.backend=aot_eager")
+        for compilation in ("compile=eager", COMPILED)
     ),
     (4, f"parallelism=fsdp2 {PIPELINE} {CONTEXT}"),
     (4, f"parallelism=ddp {PIPELINE} {CONTEXT} {ULYSSES} {INTERLEAVED}"),
