@@ -7,7 +7,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.devices import cores, expected_devices
@@ -19,6 +19,8 @@ from meshrunner.runner.process import forkserver
 
 MOST = 8
 """Maximum number of prediction processes at a time. Each process takes a few hundred MiB of host memory."""
+REPLACED_AFTER = 40
+"""Number of predictions after which a process is replaced, because each leaves about 2 MiB in caches of torch."""
 NOT_IN_TIME = not_planned("the time limit for predictions was reached")
 
 
@@ -61,8 +63,8 @@ def predict_all(
             for connection in [each for each in busy if each in ready]:
                 number, process = busy.pop(connection), children[connection]
                 try:
-                    found[number] = connection.recv()
-                    hand_over(connection)
+                    found[number], last = connection.recv()
+                    hand_over(None if last else connection)
                 except (EOFError, OSError):
                     process.join()
                     found[number] = not_planned(f"the prediction process ended with exit status {process.exitcode}")
@@ -86,9 +88,10 @@ def _start(number: int, options: dict[str, Any]) -> tuple[Connection, BaseProces
     return ours, process
 
 
-def _answer(connection: Connection, options: dict[str, Any]) -> NoReturn:
-    while True:
-        connection.send(_predicted(connection.recv(), **options))
+def _answer(connection: Connection, options: dict[str, Any]) -> int:
+    for left in reversed(range(REPLACED_AFTER)):
+        connection.send((_predicted(connection.recv(), **options), left == 0))
+    return 0
 
 
 def _predicted(config: dict[str, Any], **options: Any) -> Forecast:

@@ -48,8 +48,7 @@ def set_up_hydra() -> None:
 
 
 class ReadOnce(CachingConfigRepository):
-    """Repository that reads each YAML file once for all combinations of a sweep. For every combination, Hydra copies the
-    repository, and changes what it loads."""
+    """Repository that reads each YAML file once for all combinations of a sweep. Hydra copies it and changes what it loads."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
