@@ -89,7 +89,8 @@ def candidates(before: Sequence[str], word: str) -> list[str]:
         return [flag for flag in options if flag.startswith(word)]
     own = [each for last, each in pairwise(["", *rest]) if last not in with_value and not each.startswith(("-", "~"))]
     given = [each for each in own if "=" not in each]
-    possible = [each for each in command.arguments if not given or each.number in ("any", "several")]
+    several = [each for each in command.arguments if each.number in ("any", "several")]
+    possible = command.arguments[len(given) : len(given) + 1] or several
     found = [value for argument in possible for value in _values(argument.value, word, rest)]
     if not command.overrides:
         return found

@@ -113,7 +113,7 @@ class Parallelism(Option):
     auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
     """Time at which FSDP reduces gradients. reduce: after every micro batch (FSDP2's replicas all-reduce once per step). hold:
-    after the last micro batch, so a device stores unsharded gradients until then (FSDP1: in the compute dtype)."""
+    after the last micro batch, and stores unsharded gradients until then (FSDP1: in the compute dtype)."""
 
     @property
     def sequence_pieces(self) -> int:

@@ -148,6 +148,17 @@ _COMMANDS = (
         found_if="a rule of --fail-if failed",
     ),
     Command(
+        "records/why",
+        "explain the difference in speed between two runs",
+        (
+            Argument("baseline", "BASELINE", "a run directory; for a row of a sweep, any of its runs"),
+            Argument("row", "RUN", "the run directory to compare with it"),
+        ),
+        (Flag("--json", "print a JSON object: the sentence and all lines of the ledger"),),
+        description="Runs with sweep.explain=true are explained from a trace of their last steps, others from predictions.",
+        examples=("why sweeps/layouts/000_parallelism-fsdp2 sweeps/layouts/001_parallelism-fsdp1",),
+    ),
+    Command(
         "records/ls",
         "list runs and sweeps, newest first",
         (Argument("directories", "DIR", "where to look; by default runs and sweeps, or the current directory", "any"),),

@@ -76,11 +76,15 @@ def print_table(comparison: Comparison) -> None:
 
 def print_best(comparison: Comparison) -> None:
     """Print the table of best rows: as Markdown if the output is piped, else as tables that fit the terminal's width."""
-    table, screen = best.columns(comparison), console()
+    print_columns(best.columns(comparison), len(comparison.best_by))
+
+
+def print_columns(table: Sequence[Column], keys: int = 1) -> None:
+    """Print columns, the first `keys` of which identify a row: as Markdown if the output is piped, else as tables that fit."""
+    screen = console()
     if not on_terminal():
         print("\n".join(lines_of(table)))
         return
-    keys = len(comparison.best_by)
     names = list(map(" ".join, zip(*(column.cells for column in table[:keys]), strict=True)))
     for part in parts(table, screen.width, names, keys):
         screen.print(_drawn(part, screen.width))

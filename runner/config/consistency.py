@@ -24,6 +24,10 @@ def fit(experiment: Experiment, workers: int) -> None:
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
     found += experiment.activation_checkpoint.problems() + experiment.compile.problems()
     found += experiment.profiler.problems(experiment.profiled, experiment.launch.nodes * workers)
+    if experiment.sweep.explain and (kind := experiment.profiler.kind) != "none":
+        found.append(f"sweep.explain and profiler={kind} would profile the same run; choose one of them")
+    if experiment.sweep.explain and experiment.compile.cuda_graph:
+        found.append("sweep.explain needs the operators that launch kernels, but a replayed CUDA graph has none")
     found += _emulation_problems(experiment, workers)
     if experiment.compile.async_tensor_parallel and layout.tensor > workers:
         found.append(
@@ -95,6 +99,11 @@ def _remarks(experiment: Experiment) -> list[str]:
     objective, precision, launch = experiment.objective, experiment.precision, experiment.launch
     if launch.emulate is not None:
         found.append(f"rank {launch.emulate} is emulated: there is no loss and no gradient norm, and trackers are off")
+    if experiment.sweep.explain:
+        from meshrunner.runner.explain.session import OPTION
+
+        if (needed := OPTION.last_step(experiment.profiled)) > experiment.steps:
+            found.append(f"sweep.explain has no effect: steps({experiment.steps}) must be at least {needed}")
     if experiment.measure_after >= experiment.steps:
         found.append(
             f"measure_after({experiment.measure_after}) excludes all of steps({experiment.steps}): the speed of this run "

@@ -101,6 +101,8 @@ class Sweep(Section):
     """Final states after which `meshrunner resume` executes a run of the sweep again and discards the run's earlier results."""
     devices: AutoCount
     """Number of this node's devices to divide among concurrent runs; auto: all visible GPUs, or one run at a time on CPUs."""
+    explain: Annotated[bool, Affects.FILES | Affects.FIGURES] = False
+    """Whether to trace the last steps of each run for `meshrunner why`."""
     fail_fast: bool
     """Whether to stop the sweep at the first run that does not complete."""
     preflight: Annotated[

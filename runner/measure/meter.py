@@ -58,7 +58,10 @@ class RunMeter:
         self.by_rank = ByRank(1 if context.emulated else context.world_size)
         self.communication_s = PlanRecord.read(run_dir / PLAN).communication_s if context.emulated else None
         """Predicted seconds that an emulated rank would wait for communication in each step; None if unknown."""
-        self.profiler = experiment.profiler.session(experiment.profiled, run_dir, context)
+        session = experiment.profiler.session
+        if experiment.sweep.explain:
+            from meshrunner.runner.explain.session import ExplainSession as session
+        self.profiler = session(experiment.profiled, run_dir, context)
         self.events = (run_dir / EVENTS).open("a") if context.records else None
 
     def started(self, *, device: torch.device, params: int, describe_data: Callable[[], dict[str, Any]]) -> None:
@@ -108,7 +111,8 @@ class RunMeter:
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
         since = time.perf_counter()
-        yield
+        with self.profiler.waiting_for_data():
+            yield
         self.data_time += time.perf_counter() - since
 
     def step_done(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -131,6 +132,11 @@ class Session:
         """Return whether any rank's profiler starts or stops right after `step`. The device must be idle then."""
         return step in (self.first - 1 - self.warms_up, self.first - 1, self.last)
 
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Mark the wait for a batch in the profile."""
+        yield
+
     def step_begins(self) -> None:
         """Prepare to profile step `next_step`. The meter calls `step_begins` before each step."""
 
@@ -139,13 +145,13 @@ class Session:
         self.in_step.close()
 
     def step_done(self, step: int) -> list[float] | None:
-        """Finish a step. Return this rank's figures if `step` is the last profiled step, otherwise None."""
+        """Finish a step. Return this rank's figures, if there are any, after the last profiled step, otherwise None."""
         self.pause()
         self.next_step = step + 1
         self._enter_window()
         if step != self.last:
             return None
-        return self.end() if self.chosen else [math.nan] * len(self.figures)
+        return (self.end() if self.chosen else [math.nan] * len(self.figures)) or None
 
     def _enter_window(self) -> None:
         if self.chosen and self.warms_up and self.next_step == self.first - 1:

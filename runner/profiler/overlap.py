@@ -85,14 +85,14 @@ def _activity(busy: Counter[Lane]) -> str:
 def _spans_on_device(steps: list[Event], timed: list[Event], on_device: list[Event]) -> Iterator[Span]:
     """Yield the spans of kernels, copies and fills (the device's work), and the spans of steps. A step ends when all device work
     that was launched in the step has ended. A step begins when its annotation begins, but not before the previous step ends."""
-    launches: dict[int, float] = {_correlation(event): event["ts"] for event in timed if event.get("cat") in LAUNCH}
+    launches: dict[int, float] = {correlation(event): event["ts"] for event in timed if event.get("cat") in LAUNCH}
     ends: list[tuple[float, float]] = []
     """(launch time, end time) of each kernel, copy and fill."""
     for event in on_device:
         kind = COMMUNICATION if event["cat"] == "kernel" and "nccl" in event["name"].lower() else COMPUTE
         _, begin, end = span = _span((kind, kind), event)
         yield span
-        ends.append((launches.get(_correlation(event), begin), end))
+        ends.append((launches.get(correlation(event), begin), end))
     previous_end = 0.0
     for _, begin, end in sorted(_span((STEP, None), event) for event in steps):
         last = max((ended for launch, ended in ends if begin <= launch < end), default=end)
@@ -114,5 +114,6 @@ def _span(lane: Lane, event: Event) -> Span:
     return lane, event["ts"], event["ts"] + event["dur"]
 
 
-def _correlation(event: Event) -> int:
+def correlation(event: Event) -> int:
+    """Return the number that a kernel, copy or fill shares with its launch; -1 if unknown."""
     return int(event.get("args", {}).get("correlation", -1))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.profiler.base import ProfiledRun, Session, Windowed
-from meshrunner.runner.profiler.overlap import STEP, Shares, pipeline_idle_pct, shares
+from meshrunner.runner.profiler.overlap import STEP, Event, Shares, pipeline_idle_pct, shares
 from meshrunner.runner.rundir import TraceTable
 from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace
 
@@ -64,14 +64,19 @@ class TraceSession(Session):
 
             self.in_step.enter_context(record_function(f"{STEP}{self.next_step}"))
 
-    def end(self) -> list[float]:
+    def stop(self) -> list[Event]:
+        """Stop the trace, write it and return its events."""
         self._synchronize()
         self.profile.stop_trace()
         path = rank_trace(self.run_dir, self.rank)
         self.profile.export_chrome_trace(str(path))
         self.profile = None
         with gzip.open(path, "rt") as file:
-            events = json.load(file)["traceEvents"]
+            events: list[Event] = json.load(file)["traceEvents"]
+        return events
+
+    def end(self) -> list[float]:
+        events = self.stop()
         idle = pipeline_idle_pct(events) if self.run.transfers else math.nan
         return [*(shares(events) or [math.nan] * len(Shares._fields)), idle]
 

@@ -192,3 +192,12 @@ class TraceTable(JsonFile):
     steps: tuple[Count, Count] = (0, 0)
     """First and last profiled step."""
     ranks: list[TraceShares] = []
+
+
+class Explanation(JsonFile):
+    """The content of `explain.json`: what the traced steps of a run spent their time on."""
+
+    steps: tuple[Count, Count] = (0, 0)
+    """First and last traced step."""
+    seconds: dict[str, Annotated[list[Number], Field(min_length=1)]] = {}
+    """Seconds of each traced step on rank 0, keyed by line (see `runner/explain/step_lines.py`)."""

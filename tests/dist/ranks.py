@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
 import shutil
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -65,6 +67,7 @@ def _enter(rank: int, world: int, store_path: Path, writer: Connection, body: Ca
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(0.9 * LIMIT_S, file=sys.__stderr__)  # shows where a rank hangs
     try:
         dist.init_process_group("gloo", store=dist.FileStore(str(store_path), world), rank=rank, world_size=world)
         answer = (True, body(*args))

@@ -163,7 +163,7 @@ def test_every_row_says_its_state_and_below_why(tmp_path: Path) -> None:
     assert lines[11].startswith(f"- damaged: {tmp_path / '4'}: config.yaml cannot be read")
 
 
-def test_the_table_leaves_out_what_the_user_excluded(tmp_path: Path) -> None:
+def test_the_table_leaves_out_excluded_combinations(tmp_path: Path) -> None:
     folder = tmp_path / "excluded"
     make_run(folder / "1", "steps=5", wps=None, losses=None, state="skipped", reason="sweep.exclude: steps=5")
     make_run(folder / "2", "steps=6", wps=None, losses=None, state="skipped", reason="sweep.exclude: steps=6")

@@ -120,6 +120,7 @@ OURS = {
     "sweep.max_repeat": SWEEPS,
     "sweep.order": SWEEPS,
     "sweep.preflight": WORKS,
+    "sweep.explain": WORKS,
     **dict.fromkeys(("tune.runs", "tune.minutes", "tune.tolerance", "tune.steps"), TUNES),
     **dict.fromkeys(
         ("model", "activation_checkpoint", "compile", "precision", "loss", "optimizer", "data", "checkpoint"), WORKS

@@ -15,7 +15,7 @@ from meshrunner.runner.commands.usage import describe
 from meshrunner.runner.completion import candidates
 
 DIRECTORIES = {
-    verb: argument.number in ("any", "several")
+    verb: argument.number in ("any", "several") or len(command.arguments) > 1
     for verb, command in COMMANDS.items()
     for argument in command.arguments
     if argument.value == "directory"

@@ -1,0 +1,147 @@
+"""Classifies the events of a Chrome trace: which part of a step an event belongs to, and which kind of work it does."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Self
+
+from meshrunner.runner.profiler.overlap import COLLECTIVE, OPERATOR, TRANSFER, Event
+
+DATA = "meshrunner data"
+"""Name of the annotation around the wait for a batch."""
+EVALUATED = "autograd::engine::evaluate_function: "
+"""Prefix of the events that run the backward function of one operator, and the hooks of its inputs and outputs."""
+WORK = {
+    "experts": re.compile(r"grouped_mm"),
+    "attention": re.compile(r"attention", re.IGNORECASE),
+    "loss": re.compile(r"cross_entropy|log_softmax|nll_loss|logsumexp"),
+    "matmul": re.compile(r"::(mm|bmm|addmm|baddbmm|matmul|linear|_scaled_mm\w*)$"),
+}
+"""Patterns of operators, keyed by kind of work. Operators that match no pattern are pointwise."""
+POINTWISE, SHARDING = "pointwise", "sharding copies"
+COLLECTIVES = {
+    "all_gather": re.compile(r"all_?gather", re.IGNORECASE),
+    "reduce_scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
+    "all_to_all": re.compile(r"all_?to_?all", re.IGNORECASE),
+    "all_reduce": re.compile(r"all_?reduce", re.IGNORECASE),
+    "broadcast": re.compile(r"broadcast", re.IGNORECASE),
+}
+
+
+class Activity(NamedTuple):
+    """The work of a thread while an event is the innermost open event."""
+
+    part: str = "forward"
+    """`data`, `forward`, `recompute` or `backward`. The optimizer counts as forward here."""
+    work: str = ""
+    """Kind of compute; "" while no operator runs."""
+    collective: str = ""
+    """Kind of collective that runs, such as `all_gather`; `transfer` for a send or receive between pipeline stages."""
+    sharding: bool = False
+    """Whether FSDP gathers, reduces or frees parameters or gradients."""
+
+    def within(self, event: Event) -> Self:
+        """Return the activity inside `event`, if this is the activity around it."""
+        name, inside = event["name"], self
+        if name == DATA:
+            inside = self._replace(part="data")
+        elif name.startswith(EVALUATED):
+            inside = self._replace(part="backward")
+        elif name.startswith("FSDP::"):
+            inside = self._replace(sharding=True)
+        elif COLLECTIVE.match(name):
+            inside = self._replace(collective=collective_of(name), work="")
+        elif OPERATOR.match(name) and not self.collective:
+            inside = self._computing(event)
+        return inside
+
+    def _computing(self, event: Event) -> Self:
+        # Autograd numbers the operators that it records. In backward, it records only what is recomputed.
+        recomputes = self.part == "backward" and "Sequence number" in event.get("args", {})
+        found = SHARDING if self.sharding else kind_of(event["name"])
+        if self.work not in ("", POINTWISE):  # the outermost operator that is not pointwise decides
+            found = self.work
+        return self._replace(work=found, part="recompute" if recomputes else self.part)
+
+
+class Span(NamedTuple):
+    """An interval of a thread, in microseconds, during which one event is the innermost open event."""
+
+    begin: float
+    end: float
+    activity: Activity
+
+
+def kind_of(operator: str) -> str:
+    """Return the kind of work of an operator, such as `matmul` for `aten::mm`."""
+    return next((kind for kind, pattern in WORK.items() if pattern.search(operator)), POINTWISE)
+
+
+def collective_of(name: str) -> str:
+    """Return the kind of a collective from the name of an event or kernel."""
+    if TRANSFER.match(name):
+        return "transfer"
+    return next((kind for kind, pattern in COLLECTIVES.items() if pattern.search(name)), "collective")
+
+
+def spans(events: Iterable[Event]) -> list[Span]:
+    """Return the spans of one thread in the order of time, without the time in which no event is open."""
+    found: list[Span] = []
+    open_events: list[tuple[float, Activity]] = []
+    """(end, activity inside) of each open event, the outermost first."""
+    now = 0.0
+
+    def until(time: float) -> None:
+        nonlocal now
+        if open_events and time > now:
+            found.append(Span(now, time, open_events[-1][1]))
+        now = max(now, time)
+
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        begin, end = event["ts"], event["ts"] + event["dur"]
+        while open_events and open_events[-1][0] <= begin:
+            until(open_events[-1][0])
+            open_events.pop()
+        until(begin)
+        around = open_events[-1][1] if open_events else Activity()
+        open_events.append((end, around.within(event)))
+    while open_events:
+        until(open_events[-1][0])
+        open_events.pop()
+    return found
+
+
+class Timeline:
+    """The activities of all threads."""
+
+    def __init__(self, timed: Iterable[Event]) -> None:
+        threads: dict[Any, list[Event]] = {}
+        for event in timed:
+            if event.get("cat") in ("cpu_op", "user_annotation"):
+                threads.setdefault(event["tid"], []).append(event)
+        self.threads = {thread: spans(events) for thread, events in threads.items()}
+        self._begins = {thread: [span.begin for span in found] for thread, found in self.threads.items()}
+
+    def at(self, thread: Any, time: float) -> Activity:
+        """Return what a thread does at a time."""
+        place = bisect_right(self._begins.get(thread, []), time) - 1
+        if place < 0 or time >= (span := self.threads[thread][place]).end:
+            return Activity()
+        return span.activity
+
+    def between(self, thread: Any, begin: float, end: float) -> Iterator[Span]:
+        """Yield the spans of a thread within an interval, cut to it, and spans of an idle thread between them."""
+        found, now = self.threads.get(thread, []), begin
+        place = max(0, bisect_right(self._begins.get(thread, []), begin) - 1)
+        for span in found[place:]:
+            if span.begin >= end:
+                break
+            if span.end <= now:
+                continue
+            if span.begin > now:
+                yield Span(now, span.begin, Activity())
+                now = span.begin
+            yield Span(now, min(span.end, end), span.activity)
+            now = min(span.end, end)
+        if now < end:
+            yield Span(now, end, Activity())
