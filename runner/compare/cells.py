@@ -156,11 +156,12 @@ def reasons(comparison: Comparison) -> list[str]:
     """Explain rows that did not complete, and steps before a resume that do not count. Rows with equal reasons share a line."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
+        name = row_name(row.values, comparison.keys)
         if row.state not in UNREMARKABLE:
-            alike.setdefault((row.state, row.reason), []).append(row_name(row.values, comparison.keys) or str(row.key))
+            alike.setdefault((row.state, row.reason), []).append(name or str(row.key))
         for run in row.runs:
             for line in layout_remarks(run.summary):
-                alike.setdefault(("resumed", line), []).append(row_name(row.values, comparison.keys) or str(run.path))
+                alike.setdefault(("resumed", line), []).append(name or str(run.path))
     parts = ((kind, first_of(names, between="; "), why) for (kind, why), names in alike.items())
     return [": ".join(filter(None, each)) for each in parts]
 

@@ -1,1 +1,1 @@
-"""Explains a difference between two runs: a ledger of the step time, from a traced step, and of the peak memory."""
+"""Explains a difference between two runs: a ledger of the step time, from traced steps or from predictions."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from meshrunner.runner.explain.activities import DATA
 from meshrunner.runner.explain.step_lines import seconds_by_line
@@ -56,6 +56,3 @@ class ExplainSession(TraceSession):
             self.run_dir / EXPLANATION
         )
         return []
-
-    def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        return {}

@@ -103,7 +103,8 @@ def _apart(intervals: Iterable[Interval]) -> list[Interval]:
 def _divided(begin: float, end: float, line: str, elsewhere: list[Interval]) -> Iterator[Interval]:
     """Divide an interval without operators among the collectives that run meanwhile. The remainder belongs to `line`."""
     now = begin
-    for first, after, other in elsewhere[max(0, bisect_right(elsewhere, (begin,)) - 1) :]:
+    for place in range(max(0, bisect_right(elsewhere, (begin,)) - 1), len(elsewhere)):
+        first, after, other = elsewhere[place]
         if first >= end:
             break
         if after > now:
