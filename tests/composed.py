@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +34,29 @@ SMALL = (
     not care how gradients are scaled)."""
 
 
+@cache
+def _files() -> Any:
+    """Return the repository of the shipped YAML files, so that a process reads each of them once."""
+    return Composer("run", []).hydra.config_loader.repository
+
+
+def _composer(overrides: Sequence[str]) -> Composer:
+    composer = Composer("run", list(overrides))
+    if composer.args.config_dir is None:
+        composer.hydra.config_loader.repository = _files()
+    return composer
+
+
 def config(*overrides: str) -> dict[str, Any]:
     """The resolved configuration of some overrides."""
-    composed = Composer("run", list(overrides)).single_run()
+    composed = _composer(overrides).single_run()
     assert composed is not None
     return composed.config
 
 
 def option(group: str, name: str) -> dict[str, Any]:
     """The keys of a shipped option, those of the option it builds on included; `???` and interpolations as they stand."""
-    composer = Composer("run", [f"{group}={name}"])
+    composer = _composer([f"{group}={name}"])
     composed = composer.hydra.compose_config("run", composer.args.overrides, RunMode.RUN, with_log_configuration=False)
     keys = OmegaConf.to_container(composed[group])
     assert isinstance(keys, dict)

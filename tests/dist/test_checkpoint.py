@@ -249,6 +249,8 @@ KEPT: list[nn.Module] = []
     "fsdp1-3-dcp",
     "fsdp2-2-dcp*",
     "fsdp2-3-dcp",
+    "pipeline-2-interleaved-dcp",
+    "pipeline-3-dcp",
     "tp-2-whole-sequence-dcp",
     "tp-2-dcp",
 )

@@ -54,7 +54,7 @@ def overrides(case: str) -> list[str]:
     return [*small, "global_batch=4", "steps=6", *schedule, *case.split()]
 
 
-@pytest.mark.slow_cases("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("world", CASES)
 def test_replays_train_as_eager_steps_do(world: int) -> None:
     for found in on_ranks(world, both_ways, CASES[world]):

@@ -40,6 +40,7 @@ def test_an_emulated_rank_has_no_loss_and_no_tracker(folder: Path) -> None:
     assert not (folder / "out" / "wandb").exists() and (folder / "out" / "logs" / "rank31.log").exists()
 
 
+@pytest.mark.slow
 def test_a_rank_outside_the_mesh_is_refused(folder: Path) -> None:
     ended = run("launch.workers=8", "launch.emulate=8", cwd=folder)
     expected = "launch.emulate(8): the last rank of launch.nodes(1) x launch.workers(8) is 7"

@@ -155,6 +155,7 @@ MODULES = {
 }
 
 
+@pytest.mark.slow_but("raises")
 @pytest.mark.parametrize("text, said", MODULES.values(), ids=MODULES)
 def test_own_module_that_cannot_be_imported(text: str, said: str, tmp_path: Path) -> None:
     """Whatever a user's module does while it is imported is a mistake in the configuration."""
@@ -207,6 +208,7 @@ def test_a_run_directory_is_used_once(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["config.yaml"]
 
 
+@pytest.mark.slow_but("not writable-run")
 @pytest.mark.parametrize("sweep", [False, True], ids=["run", "sweep"])
 @pytest.mark.parametrize("kind", ["file in the way", "not writable"])
 def test_a_place_that_cannot_be_written(sweep: bool, kind: str, tmp_path: Path) -> None:

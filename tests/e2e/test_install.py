@@ -124,6 +124,7 @@ def editable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("editable"), "--editable", str(REPOSITORY))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_option_and_no_test(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for file in (REPOSITORY / "conf").rglob("*.yaml"):
@@ -146,7 +147,7 @@ def test_the_wheel_holds_every_option_and_no_test(wheel: Path) -> None:
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name or "/bench/" in name]
 
 
-@pytest.mark.slow_cases("editable")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["installed", "editable"])
 def test_one_package_is_installed(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     python = request.getfixturevalue(kind)

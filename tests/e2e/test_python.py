@@ -72,6 +72,7 @@ def test_run_and_sweep_return_what_the_command_wrote_and_leave_the_process_as_it
     assert "unknown key" not in ended.err, "the exception says it"
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_run_and_is_raised(folder: Path) -> None:
     with script(INTERRUPTED, folder) as command:
         command.until(lambda: steps_done(folder / "out") > 1)

@@ -181,6 +181,7 @@ def test_a_single_run_says_where_it_is_and_what_it_does(folder: Path) -> None:
     assert not re.search("composing|starting|first step$", "\n".join(terminal.page)), "they are wiped"
 
 
+@pytest.mark.slow
 def test_a_grid_is_counted_and_ranked(folder: Path) -> None:
     grid = ("micro_batch=1,2", "parallelism=fsdp1,fsdp2", "hardware=h100_80gb", "launch.workers=8")
     terminal = Terminal("plan", "-m", *TINY, *grid, "--active", cwd=folder, columns=80, lines=40)

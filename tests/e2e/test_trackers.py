@@ -269,7 +269,7 @@ def test_the_launching_process_killed(tmp_path: Path) -> None:
     until(lambda: not any(map(is_alive, own)))
 
 
-@pytest.mark.slow_cases("hang at open-did not start within 3 s of the run's end")
+@pytest.mark.slow_cases("hang*")
 @pytest.mark.parametrize(
     ("trouble", "expected"),
     [

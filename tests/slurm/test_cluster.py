@@ -197,6 +197,7 @@ def test_a_node_that_dies(folder: Path) -> None:
     assert curve(folder / "out") == straight(folder, *overrides, workers=4)
 
 
+@pytest.mark.slow_cases("all GPUs of a node")
 @pytest.mark.parametrize(
     ("workers", "cpus", "exclusive"),
     [(8, 16, True), (2, 4, False)],

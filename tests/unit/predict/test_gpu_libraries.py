@@ -146,6 +146,7 @@ def traced(libraries: GPULibraries, *overrides: str) -> Trace:
     return trace_recipe(recipe, nodes=1, workers=2, device_type="cuda", libraries=libraries)
 
 
+@pytest.mark.slow
 def test_cudnn_keeps_as_much_for_backward_as_flash_attention() -> None:
     cudnn, flash = (traced(GPULibraries(cudnn_attention=each)) for each in (True, False))
     names = {each.name for each in cudnn.events if isinstance(each, Operator) and each.kind.startswith("attention")}
@@ -188,6 +189,7 @@ def test_plan_counts_workspaces(capsys: pytest.CaptureFixture[str]) -> None:
     assert with_them["memory/peak_active_gib"] - without["memory/peak_active_gib"] == pytest.approx(64 / 1024, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_error_includes_attention_whose_speed_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     cudnn, flash, fixed = planned(capsys), planned(capsys, f"{CUDNN}=1"), planned(capsys, DETERMINISTIC)
     assert cudnn["perf/step_time_s"] == pytest.approx(flash["perf/step_time_s"])

@@ -91,6 +91,7 @@ def planned(*overrides: str) -> Forecast:
     return predict(chosen, expected_devices(chosen))
 
 
+@pytest.mark.slow
 def test_the_rank_with_most_memory_is_answered() -> None:
     """Under gpipe, the last rank keeps the logits of all micro batches. Under 1f1b, the first rank keeps more activations."""
     last = planned("parallelism.pipeline_schedule=gpipe", "global_batch=4", "model.vocab_size=4096")
@@ -153,6 +154,7 @@ def test_gradients_of_weights_are_no_work_of_the_optimizer() -> None:
     assert not pipelines, "the traced model is freed"
 
 
+@pytest.mark.slow
 def test_an_emulated_rank_waits_for_nobody() -> None:
     chosen = recipe("hardware=h100_80gb", "launch.workers=4", "model.n_layers=4", "launch.emulate=3")
     device = expected_devices(chosen)

@@ -138,6 +138,7 @@ def test_profiled_steps_do_not_count_towards_throughput() -> None:
     assert summarise(rows[:6], measure_after=3, started=0.0, attempt=1).figures["perf/wps_median"] is None
 
 
+@pytest.mark.slow
 def test_no_profiler_is_imported_without_one() -> None:
     program = (
         "import sys; from tests.composed import experiment; from pathlib import Path; from types import SimpleNamespace; "

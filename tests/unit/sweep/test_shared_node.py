@@ -81,6 +81,7 @@ def test_sweep_devices_counts_visible_gpus(tmp_path: Path, monkeypatch: pytest.M
     assert shared(tmp_path / "cpu", *CPUS, "sweep.devices=6") == ["0", "1", "2", "3", "4", "5"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_runs_are_sequential_if_two_do_not_fit(tmp_path: Path) -> None:
     assert shared(tmp_path / "whole") == [], "each takes all GPUs"

@@ -196,6 +196,7 @@ def test_what_is_left_out_gets_its_reason(
     assert "  8 x no shape of a tensor\n  4 x sweep.exclude" in said
 
 
+@pytest.mark.slow
 def test_each_cell_has_its_own_best(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,6 +256,7 @@ def test_batches_without_a_common_multiple_are_refused(folder: Path, monkeypatch
     )
 
 
+@pytest.mark.slow
 def test_a_directory_of_another_sweep_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tune(Machine(11), monkeypatch, "tune.runs=2", "sweep.max_repeat=3")
     with pytest.raises(ConfigError, match="holds runs of another sweep, such as "):
