@@ -40,9 +40,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder that a test submits from, with the user's module `faulty` in it. No job outlives its test."""
+    """Yield the directory from which a test submits jobs. It contains the user's module `faulty`. No job outlives its test."""
     own_classes(tmp_path)
     monkeypatch.chdir(tmp_path)  # a job writes its output where sbatch was called, unless it is told otherwise
-    yield tmp_path
-    subprocess.run(["scancel", f"--user={os.getuid()}"], check=True, timeout=30)
-    ended()
+    with root().with_suffix(".testing").open("w") as testing:
+        fcntl.flock(testing, fcntl.LOCK_EX)  # a test ends all jobs and kills nodes, so each has the cluster for itself
+        yield tmp_path
+        subprocess.run(["scancel", f"--user={os.getuid()}"], check=True, timeout=30)
+        ended()
