@@ -131,6 +131,7 @@ _COMMANDS = (
             Flag("--sort", "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
             Flag("--top", "only the first N rows in the order of --sort; default: the N fastest", "N", "number"),
             Flag("--fail-if", "exit with 3 if a tested difference breaks it: 'speed<-5%', loss", "RULE", repeats=True),
+            Flag("--why", "explain the difference between each row and its baseline, as `meshrunner why` does"),
             Flag("--strict", "with --fail-if: also exit with 3 if a rule cannot be decided"),
             Flag("--markdown", "print the table for a pull request", exclusive=True),
             Flag("--json", "print a JSON list of rows with unrounded figures", exclusive=True),
@@ -149,12 +150,12 @@ _COMMANDS = (
     ),
     Command(
         "records/why",
-        "explain the difference in speed between two runs",
+        "explain the difference in speed and memory between two runs",
         (
             Argument("baseline", "BASELINE", "a run directory; for a row of a sweep, any of its runs"),
             Argument("row", "RUN", "the run directory to compare with it"),
         ),
-        (Flag("--json", "print a JSON object: the sentence and all lines of the ledger"),),
+        (Flag("--json", "print a JSON object: the sentences and all lines of the ledgers"),),
         description="Runs with sweep.explain=true are explained from a trace of their last steps, others from predictions.",
         examples=("why sweeps/layouts/000_parallelism-fsdp2 sweeps/layouts/001_parallelism-fsdp1",),
     ),

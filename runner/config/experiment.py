@@ -175,10 +175,7 @@ class Experiment(Recipe):
     @property
     def profiled(self) -> ProfiledRun:
         """The run's settings on which a profiler depends, such as the number of steps."""
-        layout = self.parallelism
-        all_to_all = layout.expert > 1 or (layout.context > 1 and layout.context_method == "ulysses")
-        transfers = layout.pipeline > 1 and not all_to_all
-        return ProfiledRun(self.steps, self.measure_after, self.compile.compiles, transfers)
+        return ProfiledRun(self.steps, self.measure_after, self.compile.compiles, self.parallelism)
 
     def steps_between_read_outs(self, device_type: str) -> int:
         """Return `log_every`, or the default for a device type if `auto`. Reading metrics every step would leave a GPU idle."""

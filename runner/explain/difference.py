@@ -3,55 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import re
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.best import WORK
 from meshrunner.runner.compare.noise import ALPHA, noise_of
-from meshrunner.runner.compare.runs import Row
-from meshrunner.runner.explain.step_lines import DATA, EXPOSED, HOST, WAIT
+from meshrunner.runner.compare.runs import Row, Run
+from meshrunner.runner.explain.ledger import NEGLIGIBLE, UNEXPLAINED, Line, causes, compared, grouped, total, with_rest
 from meshrunner.runner.figures import figure_of, number
+from meshrunner.runner.profiler.step_lines import DATA, EXPOSED, HOST, OPTIMIZER_HOST, WAIT
 from meshrunner.runner.rundir import Explanation, PlanRecord
 from meshrunner.runner.rundir.files import EXPLANATION
 
 STEP_TIME, WPS = figure_of("perf/step_time_s"), figure_of("perf/wps")
-UNEXPLAINED = "unexplained"
 COMPUTE, COMMUNICATION = "compute", "exposed communication"
-SHARE = 0.8
-"""Share of a difference that the lines of the sentence must explain together."""
-NAMED = 3
-"""Maximum number of lines in the sentence."""
-NEGLIGIBLE = 0.05
-"""Share of the difference up to which a group of lines counts as equal."""
+GROUPS = {OPTIMIZER_HOST: HOST} | {name: name for name in (WAIT, DATA, HOST, UNEXPLAINED)}
+"""Groups of lines that are neither compute nor communication."""
 SURE = 2.0
 """Standard errors by which single runs must differ before a cause is named."""
-
-
-@dataclass(frozen=True)
-class StepLedger:
-    """The mean step of a row."""
-
-    step_time_s: float
-    """Median step time of the row's runs, or the predicted step time."""
-    seconds: dict[str, float]
-    """Seconds per line. They add up to `step_time_s`, because UNEXPLAINED takes the remainder."""
-
-
-class Line(NamedTuple):
-    """A line of the ledger of a difference, in seconds per step."""
-
-    name: str
-    base: float
-    own: float
-
-    @property
-    def more(self) -> float:
-        return self.own - self.base
+BLOCK = re.compile(r"(?<=\.)\d+(?=\.|$)")
+"""Number of a block in the name of a module."""
+MOST = 0.8
+"""Share of the difference of a module at which one of several blocks is named."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +46,13 @@ class Difference:
     """Whether the step times differ so little that no cause can be named."""
     predicted: list[Line]
     """The predicted sums of each group, if the lines are measured; empty if unknown."""
+    modules: list[Line]
+    """Traced seconds of compute of each module, the largest difference first. A `*` stands for the number of a block."""
 
     @property
     def whole(self) -> Line:
         """The sum of all lines: the step time."""
-        return _sum("step time", self.lines)
+        return total("step time", self.lines)
 
     @property
     def seconds(self) -> float:
@@ -86,7 +65,7 @@ class Difference:
 
     def groups(self) -> list[Line]:
         """Return the sum of the lines of each group, the largest difference first."""
-        return _grouped(self.lines)
+        return grouped(self.lines, group_of)
 
     def sentence(self) -> str:
         """Return a sentence that names the main causes, or that says why it names none."""
@@ -98,70 +77,49 @@ class Difference:
         unexplained = next(line.more for line in self.lines if line.name == UNEXPLAINED)
         if abs(unexplained) >= abs(self.seconds):
             return f"{size}, but the ledger does not show where, so no cause is named"
-        causes: list[str] = []
-        explained = 0.0
-        for line in sorted(self.lines, key=lambda line: -line.more / self.seconds):
-            if len(causes) == NAMED or explained >= SHARE or line.more / self.seconds < NEGLIGIBLE:
-                break
-            causes.append(f"{_time(abs(line.more))} {'more' if line.more > 0 else 'less'} {line.name}")
-            explained += line.more / self.seconds
         equal = [
             line.name
             for line in self.groups()
             if line.name in (COMPUTE, COMMUNICATION) and abs(line.more) < NEGLIGIBLE * abs(self.seconds) and line.base
         ]
         rest = "; " + " and ".join(equal) + (" are" if len(equal) > 1 else " is") + " equal" if equal else ""
-        return f"{size}: {', '.join(causes)}{rest}"
+        return f"{size}: {causes(self.lines, _time)}{rest}"
+
+    def modules_sentence(self) -> str:
+        """Return a sentence that names the modules that differ most; "" if no module explains a part of the difference."""
+        named = [line for line in self.modules if line.more / self.seconds >= NEGLIGIBLE] if self.seconds else []
+        if self.within_noise or not named:
+            return ""
+        listed = ", ".join(f"{line.name} ({1000 * line.more:+.2f} ms)" for line in named[:3])
+        return f"The modules whose compute differs most are {listed}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the ledger as a JSON object, in seconds per step."""
-        lines = [line._asdict() | {"difference": line.more} for line in self.lines]
+        lines, modules = ([line.as_json() for line in each] for each in (self.lines, self.modules))
         facts = {"baseline": self.base, "row": self.own, "traced": self.traced, "within_noise": self.within_noise}
-        return {"sentence": self.sentence(), **facts, "difference_s": self.seconds, "lines": lines}
+        return {"sentence": self.sentence(), **facts, "difference_s": self.seconds, "lines": lines, "modules": modules}
 
 
 def group_of(line: str) -> str:
-    """Return COMPUTE or COMMUNICATION, or the line itself if it belongs to neither."""
-    if line.startswith(EXPOSED):
-        return COMMUNICATION
-    return line if line in (WAIT, DATA, HOST, UNEXPLAINED) else COMPUTE
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3f} s" if round(seconds, 3) >= 0.1 else f"{1000 * seconds:.2f} ms"
+    """Return the group of a line: COMPUTE, COMMUNICATION or another one."""
+    return COMMUNICATION if line.startswith(EXPOSED) else GROUPS.get(line, COMPUTE)
 
 
 def explain(base: Row, row: Row, names: tuple[str, str]) -> Difference:
     """Explain the difference between a row and its baseline. Raise ConfigError without traces or predictions of both.
     names: of the baseline and of the row."""
-    traced = {name: ledger for name, each in zip(names, (base, row), strict=True) if (ledger := _traced(each))}
-    planned = {name: ledger for name, each in zip(names, (base, row), strict=True) if (ledger := _predicted(each))}
-    predicted = _between(*planned.values()) if len(planned) == len(names) else []
-    if len(traced) == len(names):
-        return Difference(*names, _between(*traced.values()), True, _within_noise(base, row), _grouped(predicted))
+    rows = (base, row)
+    traced, planned = [_traced(each) for each in rows], [_predicted(each) for each in rows]
+    predicted = compared(*planned) if all(planned) else []
+    if all(traced):
+        groups = grouped(predicted, group_of)
+        return Difference(*names, compared(*traced), True, _within_noise(base, row), groups, _modules(base, row))
     if predicted:
-        return Difference(*names, predicted, False, False, [])
-    states = [f"{name} ({each.state})" for name, each in zip(names, (base, row), strict=True) if name not in traced]
+        return Difference(*names, predicted, False, False, [], [])
+    states = [f"{name} ({each.state})" for name, each, lines in zip(names, rows, traced, strict=True) if not lines]
     raise ConfigError(
         f"why: no trace of {' and '.join(states)}, and no predictions of both; sweep.explain=true traces runs"
     )
-
-
-def _between(before: StepLedger, after: StepLedger) -> list[Line]:
-    keys = dict.fromkeys([*before.seconds, *after.seconds])
-    lines = [Line(key, before.seconds.get(key, 0.0), after.seconds.get(key, 0.0)) for key in keys]
-    return sorted(lines, key=lambda line: -abs(line.more))
-
-
-def _grouped(lines: Sequence[Line]) -> list[Line]:
-    found: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        found[group_of(line.name)].append(line)
-    return sorted((_sum(name, same) for name, same in found.items()), key=lambda line: -abs(line.more))
-
-
-def _sum(name: str, lines: Sequence[Line]) -> Line:
-    return Line(name, math.fsum(line.base for line in lines), math.fsum(line.own for line in lines))
 
 
 def _within_noise(base: Row, row: Row) -> bool:
@@ -174,35 +132,53 @@ def _within_noise(base: Row, row: Row) -> bool:
     return abs(times[1] / times[0] - 1) <= SURE * math.hypot(*errors)
 
 
-def _traced(row: Row) -> StepLedger | None:
+def _traces(row: Row) -> list[tuple[Run, Explanation]]:
+    """Return the completed runs whose last steps were traced, with their traces."""
+    read = [(run, Explanation.read(run.path / EXPLANATION)) for run in row.completed]
+    # The steps differ if the run was continued without a trace.
+    return [(run, found) for run, found in read if found.seconds and found.steps[1] == run.summary.steps]
+
+
+def _traced(row: Row) -> dict[str, float]:
+    """Return the seconds per line of the median traced step, which add up to the median measured step; {} without a trace."""
     found: list[dict[str, list[float]]] = []
-    for run in row.completed:
-        record = Explanation.read(run.path / EXPLANATION)
-        if record.seconds and record.steps[1] == run.summary.steps:  # else the run was continued without a trace
-            predicted = run.figures.get("perf/communication_s_median")  # an emulated run waits for no other rank
-            found.append(record.seconds | ({EXPOSED + "communication": [predicted]} if predicted else {}))
+    for run, trace in _traces(row):
+        predicted = run.figures.get("perf/communication_s_median")  # an emulated run waits for no other rank
+        found.append(trace.seconds | ({EXPOSED + "communication": [predicted]} if predicted else {}))
     times = row.measured(STEP_TIME)
     if not found or not times:
-        return None
-    names = dict.fromkeys(name for each in found for name in each)
+        return {}
     # A run without a line spent no time on it.
-    lines = {name: median(chain.from_iterable(each.get(name, [0.0]) for each in found)) for name in names}
-    step_time = median(times)
-    return StepLedger(step_time, _with_rest(lines, step_time))
+    lines = {
+        name: median(chain.from_iterable(each.get(name, [0.0]) for each in found)) for each in found for name in each
+    }
+    return with_rest(lines, median(times))
 
 
-def _predicted(row: Row) -> StepLedger | None:
-    """Return the ledger of the prediction. Its lines are kinds of work, without the part of the step."""
+def _modules(base: Row, row: Row) -> list[Line]:
+    seconds: list[dict[str, float]] = []
+    for each in (base, row):
+        found = [trace.modules for _, trace in _traces(each)]
+        seconds.append({name: median(one.get(name, 0.0) for one in found) for one in found for name in one})
+    lines = compared(*seconds)
+    sums = grouped(lines, lambda name: BLOCK.sub("*", name))
+    # If one block makes up most of a difference, it is named instead of all blocks.
+    most = {BLOCK.sub("*", line.name): line for line in reversed(lines)}
+    return [most[each.name] if most[each.name].more / (each.more or math.inf) >= MOST else each for each in sums]
+
+
+def _predicted(row: Row) -> dict[str, float]:
+    """Return the predicted seconds per line; {} without a prediction. The lines are kinds of work, not parts of the step."""
     plan = row.runs[0].record(PlanRecord).as_json()
     parts, step_time = plan.get("perf/seconds_by_part"), number(plan.get("perf/step_time_s"))
     if not isinstance(parts, dict) or not step_time:
-        return None
+        return {}
     lines = {
         WORK.get(str(name), str(name)): number(each) or 0.0 for name, each in parts.items() if name != "communication"
     }
     lines[EXPOSED + "communication"] = number(plan.get("perf/exposed_communication_s")) or 0.0
-    return StepLedger(step_time, _with_rest(lines, step_time))
+    return with_rest(lines, step_time)
 
 
-def _with_rest(lines: Mapping[str, float], step_time_s: float) -> dict[str, float]:
-    return {**lines, UNEXPLAINED: step_time_s - math.fsum(lines.values())}
+def _time(seconds: float) -> str:
+    return f"{seconds:.3f} s" if round(seconds, 3) >= 0.1 else f"{1000 * seconds:.2f} ms"

@@ -1,17 +1,24 @@
-"""Traces the last steps of a run (`sweep.explain`), and keeps only the seconds per line of a step."""
+"""Traces the last steps of a run (`sweep.explain`), and keeps only the seconds per line and module of a step."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any
 
-from meshrunner.runner.explain.activities import DATA
-from meshrunner.runner.explain.step_lines import seconds_by_line
+from meshrunner.recipes.model.base import clean_name
+from meshrunner.recipes.parallelism.mesh import mesh_dims
 from meshrunner.runner.process.worker_context import WorkerContext
+from meshrunner.runner.profiler.activities import DATA, MODULE
 from meshrunner.runner.profiler.base import ProfiledRun
+from meshrunner.runner.profiler.step_lines import Dims, divide, seconds_by_line, seconds_by_module
 from meshrunner.runner.profiler.trace import TraceProfile, TraceSession
 from meshrunner.runner.rundir import Explanation
 from meshrunner.runner.rundir.files import EXPLANATION, TRACES, rank_trace
+
+if TYPE_CHECKING:
+    from torch import nn
 
 STEPS = 2
 """Number of traced steps."""
@@ -32,10 +39,18 @@ OPTION = LastSteps(
 class ExplainSession(TraceSession):
     """Session that writes explain.json on rank 0 or on the emulated rank."""
 
-    figures: ClassVar[tuple[str, ...]] = ()
-
     def __init__(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> None:
         super().__init__(OPTION, run, run_dir, context)
+        sizes = mesh_dims(run.layout.degrees(context.node.count, context.workers))
+        data = [name for name in ("replicate", "shard") if sizes.get(name, 1) > 1]
+        others = [name for name in ("context", "expert", "tensor") if getattr(run.layout, name) > 1]
+        self.dims = Dims(" x ".join(data), " x ".join(others))
+        self._hooks = ExitStack()
+
+    def begin(self) -> None:
+        super().begin()
+        if not self.run.compiles:  # the compiler would trace the hooks
+            self._hooks.enter_context(_marked_modules())
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -48,11 +63,37 @@ class ExplainSession(TraceSession):
             yield
 
     def end(self) -> list[float]:
-        lines = seconds_by_line(self.stop())
+        self._hooks.close()
+        steps = divide(self.stop(), self.dims)
         rank_trace(self.run_dir, self.rank).unlink()
         with suppress(OSError):  # an earlier attempt may have left other traces
             (self.run_dir / TRACES).rmdir()
-        Explanation.model_validate({"steps": (self.first, self.last), "seconds": lines}).write(
-            self.run_dir / EXPLANATION
-        )
-        return []
+        found = {"seconds": seconds_by_line(steps), "modules": seconds_by_module(steps)}
+        Explanation.model_validate({"steps": (self.first, self.last), **found}).write(self.run_dir / EXPLANATION)
+        return self.figures_of(steps)
+
+    def write_table(self, figures: list[list[float]]) -> None:
+        """Write no table: explain.json says more."""
+
+
+@contextmanager
+def _marked_modules() -> Iterator[None]:
+    """Mark the forward pass of each module in the trace."""
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+    from torch.profiler import record_function
+
+    names: dict[int, str] = {}
+    marks: list[Any] = []
+
+    def begins(module: nn.Module, _: Any) -> None:
+        if id(module) not in names:  # the network is called before its modules
+            names.update((id(each), clean_name(name)) for name, each in module.named_modules())
+        marks.append(record_function(f"{MODULE}{names[id(module)]}"))
+        marks[-1].__enter__()
+
+    def ends(*_: Any) -> None:
+        marks.pop().__exit__(None, None, None)
+
+    begun, ended = register_module_forward_pre_hook(begins), register_module_forward_hook(ends, always_call=True)
+    with begun, ended:
+        yield

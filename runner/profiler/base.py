@@ -17,6 +17,7 @@ from meshrunner.runner.rundir.files import TRACES
 if TYPE_CHECKING:
     import torch
 
+    from meshrunner.recipes.parallelism.base import Parallelism
     from meshrunner.runner.process.worker_context import WorkerContext
 
 
@@ -27,8 +28,14 @@ class ProfiledRun(NamedTuple):
     measure_after: int
     compiles: bool
     """Whether any part of the model is compiled."""
-    transfers: bool
-    """Whether pipeline stages send and receive, and no all-to-all could be mistaken for these transfers in a trace."""
+    layout: Parallelism
+
+    @property
+    def transfers(self) -> bool:
+        """Whether pipeline stages send and receive, and no all-to-all could be mistaken for these transfers in a trace."""
+        layout = self.layout
+        all_to_all = layout.expert > 1 or (layout.context > 1 and layout.context_method == "ulysses")
+        return layout.pipeline > 1 and not all_to_all
 
 
 class Profiler(Option):

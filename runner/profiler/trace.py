@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from meshrunner.runner.process.worker_context import WorkerContext
+from meshrunner.runner.profiler.activities import STEP, Event
 from meshrunner.runner.profiler.base import ProfiledRun, Session, Windowed
-from meshrunner.runner.profiler.overlap import STEP, Event, Shares, pipeline_idle_pct, shares
+from meshrunner.runner.profiler.step_lines import Interval, Shares, divide, pipeline_idle_pct, shares
 from meshrunner.runner.rundir import TraceTable
 from meshrunner.runner.rundir.files import TRACE_TABLE, TRACES, rank_trace
 
@@ -76,9 +77,12 @@ class TraceSession(Session):
         return events
 
     def end(self) -> list[float]:
-        events = self.stop()
-        idle = pipeline_idle_pct(events) if self.run.transfers else math.nan
-        return [*(shares(events) or [math.nan] * len(Shares._fields)), idle]
+        return self.figures_of(divide(self.stop()))
+
+    def figures_of(self, steps: list[list[Interval]]) -> list[float]:
+        """Return the values of `figures` for the traced steps."""
+        idle = pipeline_idle_pct(steps) if self.run.transfers else math.nan
+        return [*(shares(steps) or [math.nan] * len(Shares._fields)), idle]
 
     def _synchronize(self) -> None:
         """Wait until the device is idle, so that no kernel runs while the trace starts or stops."""
@@ -88,12 +92,15 @@ class TraceSession(Session):
             torch.cuda.synchronize(self.device)
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Write the time shares of each profiled rank to trace/table.json. Return the mean shares of the profiled ranks."""
-        ranks = range(len(figures)) if self.option.ranks == "all" else sorted(self.option.ranks)
-        rows = [{"rank": rank} | dict(zip(Shares._fields, figures[rank], strict=False)) for rank in ranks]
-        (self.run_dir / TRACES).mkdir(exist_ok=True)
-        TraceTable.model_validate({"steps": (self.first, self.last), "ranks": rows}).write(self.run_dir / TRACE_TABLE)
+        self.write_table(figures)
         known = [row for row in figures if not math.isnan(row[0])]
         *means, idle = map(fmean, zip(*known, strict=True)) if known else [None] * len(self.figures)
         measured = {"pipeline/measured_idle_pct": idle} if self.run.transfers else {}
         return {f"trace/{name}": mean for name, mean in zip(Shares._fields, means, strict=True)} | measured
+
+    def write_table(self, figures: list[list[float]]) -> None:
+        """Write the time shares of each profiled rank to trace/table.json."""
+        ranks = range(len(figures)) if self.option.ranks == "all" else sorted(self.option.ranks)
+        rows = [{"rank": rank} | dict(zip(Shares._fields, figures[rank], strict=False)) for rank in ranks]
+        (self.run_dir / TRACES).mkdir(exist_ok=True)
+        TraceTable.model_validate({"steps": (self.first, self.last), "ranks": rows}).write(self.run_dir / TRACE_TABLE)

@@ -200,4 +200,6 @@ class Explanation(JsonFile):
     steps: tuple[Count, Count] = (0, 0)
     """First and last traced step."""
     seconds: dict[str, Annotated[list[Number], Field(min_length=1)]] = {}
-    """Seconds of each traced step on rank 0, keyed by line (see `runner/explain/step_lines.py`)."""
+    """Seconds of each traced step on rank 0, keyed by line (see `runner/profiler/step_lines.py`)."""
+    modules: dict[str, Number] = {}
+    """Mean seconds of compute per traced step on rank 0, keyed by module; empty for compiled models."""

@@ -17,7 +17,7 @@ STEPS = ("steps=9", "measure_after=2", "launch.workers=1", "parallelism=single",
 CAUSES = {
     "model.kind=slower:ExtraMatmul": "forward matmul",
     "data.kind=slower:SlowData": "data",
-    "optimizer.kind=slower:StallingAdamW": "optimizer",
+    "optimizer.kind=slower:StallingAdamW": "host in optimizer",
 }
 
 

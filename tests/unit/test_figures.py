@@ -22,7 +22,7 @@ from meshrunner.runner.launch.report import report, row_cells
 from meshrunner.runner.measure.device import CudaDevice, HostDevice
 from meshrunner.runner.measure.rows import RANK_KEYS, Rows, Step
 from meshrunner.runner.profiler.memory import KEYS
-from meshrunner.runner.profiler.overlap import Shares
+from meshrunner.runner.profiler.step_lines import Shares
 from meshrunner.runner.rundir.events import StepRow
 from meshrunner.runner.rundir.summary import OVER_STEPS, summarise
 from tests.run_dirs import make_run

@@ -31,6 +31,10 @@ def compare(arguments: list[str]) -> int:
         from meshrunner.runner.compare.table import markdown, print_table
 
         print(markdown(comparison)) if given.markdown else print_table(comparison)
+    if given.why:
+        from meshrunner.runner.verbs.records.why import reasons
+
+        lines += reasons(comparison)
     for line in lines:
         say(line, to_stderr=given.json or given.csv or given.markdown)
     return 3 if failed else 0

@@ -1,17 +1,20 @@
-"""`meshrunner why`: explain the difference in speed between two runs."""
+"""`meshrunner why`: explain the difference in speed and memory between two runs."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import parse
+from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.keys import Keys, row_name
 from meshrunner.runner.compare.runs import Row, read_runs
 from meshrunner.runner.compare.table import print_columns
 from meshrunner.runner.compare.text_table import Column
 from meshrunner.runner.console import say
-from meshrunner.runner.explain.difference import Difference, Line, explain, group_of
+from meshrunner.runner.explain.difference import Difference, explain, group_of
+from meshrunner.runner.explain.ledger import Line
+from meshrunner.runner.explain.memory import MemoryDifference, explain_memory
 from meshrunner.runner.rundir import repeat_of, run_names
 from meshrunner.runner.rundir.files import is_run, is_sweep
 
@@ -26,18 +29,45 @@ def why(arguments: list[str]) -> int:
     names = [row_name(keys.of(each.counted[0]), keys.names) for each in (base, row)]
     if names[0] == names[1]:
         names = [str(given.baseline), str(given.row)]
-    found = explain(base, row, (names[0], names[1]))
+    found, memory = _explained(base, row, (names[0], names[1]))
     if given.json:
-        print(json.dumps(found.as_json(), indent=2))
+        print(json.dumps(found.as_json() | {"memory": memory and memory.as_json()}, indent=2))
         return 0
-    say(found.sentence())
+    for sentence in _sentences(found, memory):
+        say(sentence)
     if not found.traced:
         say(
             "The ledger is predicted, because not both rows were traced. sweep.explain=true traces runs that are long enough."
         )
     print()
     print_columns(_table(found))
+    if memory:
+        print()
+        lines = [*memory.lines, memory.whole]
+        print_columns(
+            _columns("GiB at the peak", [(line.name, line) for line in lines], (found.base, found.own), ".3f")
+        )
     return 0
+
+
+def reasons(comparison: Comparison) -> Iterator[str]:
+    """Yield sentences that explain the difference between each row and its baseline."""
+    for row, against in zip(comparison.rows, comparison.against, strict=True):
+        if against:
+            names = (comparison.name(against.row), comparison.name(row))
+            try:
+                yield from _sentences(*_explained(against.row, row, names))
+            except ConfigError as error:
+                yield str(error)
+
+
+def _explained(base: Row, row: Row, names: tuple[str, str]) -> tuple[Difference, MemoryDifference | None]:
+    return explain(base, row, names), explain_memory(base, row, names)
+
+
+def _sentences(found: Difference, memory: MemoryDifference | None) -> list[str]:
+    sentences = [found.sentence(), found.modules_sentence(), memory.sentence() if memory else ""]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _row(folder: Path) -> Row:
@@ -59,16 +89,21 @@ def _row(folder: Path) -> Row:
 def _table(found: Difference) -> list[Column]:
     lines = list(_lines(found))
     predicted = {line.name: line.more for line in found.predicted}
-    columns = [
-        Column("seconds per step", [title for title, _ in lines]),
-        Column(found.base, [f"{line.base:.4f}" for _, line in lines]),
-        Column(found.own, [f"{line.own:.4f}" for _, line in lines]),
-        Column("difference", [f"{line.more:+.4f}" for _, line in lines]),
-    ]
+    columns = _columns("seconds per step", lines, (found.base, found.own), ".4f")
     if predicted:
         cells = [f"{predicted[title]:+.4f}" if title in predicted else "" for title, _ in lines]
         columns.append(Column("predicted difference", cells))
     return columns
+
+
+def _columns(title: str, lines: Sequence[tuple[str, Line]], names: tuple[str, str], form: str) -> list[Column]:
+    """Return the columns of a ledger. lines: each with its title; names: of the baseline and of the row."""
+    return [
+        Column(title, [name for name, _ in lines]),
+        Column(names[0], [f"{line.base:{form}}" for _, line in lines]),
+        Column(names[1], [f"{line.own:{form}}" for _, line in lines]),
+        Column("difference", [f"{line.more:+{form}}" for _, line in lines]),
+    ]
 
 
 def _lines(found: Difference) -> Iterator[tuple[str, Line]]:

@@ -6,12 +6,14 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.rundir import Explanation
 from meshrunner.runner.rundir.files import EXPLANATION, PLAN, write_json
+from meshrunner.runner.verbs.records.compare import compare
 from meshrunner.runner.verbs.records.why import why
 from tests.run_dirs import make_run
 
@@ -26,6 +28,13 @@ def traced(folder: Path, *overrides: str, step_time: float, error: float = 0.01,
         folder / EXPLANATION
     )
     return folder
+
+
+def planned(folder: Path, plan: dict[str, Any], **categories: float) -> None:
+    """Write a prediction, with its GiB of memory by category."""
+    parts = {"matmul": 0.5, "attention": 0.1, "memory": 0.2, "optimizer": 0.05, "communication": 0.6}
+    plan = {"verdict": "fits", "perf/seconds_by_part": parts, "memory/by_category_gib": categories, **plan}
+    write_json(folder / PLAN, plan)
 
 
 def explained(*folders: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -82,15 +91,65 @@ def test_a_trace_of_fewer_steps_than_the_run_has_is_out_of_date(tmp_path: Path) 
 def test_without_traces_the_prediction_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, exposed in (("a", 0.1), ("b", 0.3)):
         folder = make_run(tmp_path / name, f"parallelism=fsdp{1 + (name == 'a')}")
-        parts = {"matmul": 0.5, "attention": 0.1, "memory": 0.2, "optimizer": 0.05, "communication": 0.6}
-        plan = {"perf/seconds_by_part": parts, "perf/exposed_communication_s": exposed}
-        write_json(folder / PLAN, {"verdict": "fits", "perf/step_time_s": 0.9 + exposed, **plan})
+        planned(folder, {"perf/exposed_communication_s": exposed, "perf/step_time_s": 0.9 + exposed})
     said = explained(tmp_path / "a", tmp_path / "b", capsys=capsys)
     assert (
         "fsdp1 is predicted to be 20.0% slower than fsdp2 (0.200 s per step): 0.200 s more exposed communication"
         in said
     )
     assert "not both rows were traced" in said
+
+
+def test_the_category_that_needs_more_memory_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = traced(tmp_path / "a", step_time=0.75)
+    row = traced(tmp_path / "b", "parallelism=fsdp1", step_time=0.85, exposed_all_gather=0.2)
+    planned(base, {"memory/phase": "backward of block 3"}, parameters=1.0, activations=2.0)
+    planned(row, {"memory/phase": "loss"}, parameters=1.0, activations=2.25, unsharded=0.5)
+    said = explained(base, row, capsys=capsys)
+    assert (
+        "fsdp1 is predicted to need 0.75 GiB more memory than fsdp2 at the peak (+25.0%): 0.50 GiB more unsharded, "
+        "0.25 GiB more activations; memory peaks in loss instead of backward of block 3" in said
+    )
+    assert why([str(base), str(row), "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert math.fsum(line["difference"] for line in memory["lines"]) == 0.75 and not memory["measured"]
+    said = explained(base, traced(tmp_path / "c", "seed=1", step_time=0.85), capsys=capsys)
+    assert "memory" not in said, "the prediction of one run is unknown"
+
+
+def test_measured_categories_precede_predicted_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = []
+    for name in ("fsdp2", "fsdp1"):
+        live = {"memory/live_logits_gib": 0.5, "memory/live_parameters_gib": 1.5}
+        folder = make_run(tmp_path / name, f"parallelism={name}", summary=live)
+        planned(folder, {"perf/exposed_communication_s": 0.1, "perf/step_time_s": 1.0}, parameters=9.0)
+        folders.append(folder)
+    assert "fsdp1 needs as much memory as fsdp2 (2.00 GiB at the peak)" in explained(*folders, capsys=capsys)
+
+
+def test_modules_that_differ_most_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = traced(tmp_path / "a", step_time=0.75)
+    row = traced(tmp_path / "b", "parallelism=fsdp1", step_time=0.85, forward_matmul=0.3)
+    for folder, more in ((base, 0.0), (row, 0.03)):
+        trace = Explanation.read(folder / EXPLANATION)
+        modules = {f"blocks.{i}.mlp.w1": 0.02 + more for i in range(3)} | {
+            "blocks.1.wq": 0.01 + more / 3,
+            "blocks.2.wq": 0.01,
+        }
+        trace.model_copy(update={"modules": modules}).write(folder / EXPLANATION)
+    said = explained(base, row, capsys=capsys)
+    assert "The modules whose compute differs most are blocks.*.mlp.w1 (+90.00 ms), blocks.1.wq (+10.00 ms)" in said
+
+
+def test_compare_explains_each_row_against_its_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traced(tmp_path / "a", step_time=0.75)
+    traced(tmp_path / "b", "parallelism=fsdp1", step_time=0.85, exposed_all_gather=0.2)
+    make_run(tmp_path / "c", "parallelism=fsdp1_tp")
+    folders = [str(tmp_path / name) for name in "abc"]
+    assert compare([*folders, "--baseline", "parallelism=fsdp2", "--why"]) == 0
+    said = capsys.readouterr().out
+    assert "fsdp1 is 13.3% slower than fsdp2 (0.100 s per step): 0.100 s more exposed all_gather" in said
+    assert "why: no trace of fsdp1_tp (completed), and no predictions of both" in said
 
 
 def test_runs_without_traces_and_predictions_are_refused(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_no_profiler_is_imported_without_one() -> None:
         "session = chosen.profiler.session(chosen.profiled, Path('.'), rank); "
         "import meshrunner.runner.measure.meter; "
         "assert not session.recording and session.step_done(1) is None; "
-        "names = ('profiler.trace', 'profiler.memory', 'profiler.overlap', 'ledger.memory_ledger', 'ledger.phases'); "
+        "names = ('profiler.trace', 'profiler.memory', 'profiler.step_lines', 'ledger.memory_ledger', 'ledger.phases'); "
         "found = {'meshrunner.runner.' + name for name in names} & set(sys.modules); "
         "assert not found, found"
     )

@@ -5,12 +5,22 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
-from meshrunner.runner.profiler.overlap import COLLECTIVE, OPERATOR, TRANSFER, Event
-
+Event = dict[str, Any]
+STEP = "meshrunner step "
+"""Prefix of the annotation that marks a step in the trace."""
 DATA = "meshrunner data"
 """Name of the annotation around the wait for a batch."""
+MODULE = "meshrunner module "
+"""Prefix of the annotation around the forward pass of a module, followed by the module's name."""
 EVALUATED = "autograd::engine::evaluate_function: "
 """Prefix of the events that run the backward function of one operator, and the hooks of its inputs and outputs."""
+COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
+TRANSFER = re.compile(r"gloo:(send|recv)|c10d::(send|recv_)$|ncclDevKernel_SendRecv")
+"""Pattern of sends and receives. On GPUs, the kernel of an all-to-all has the same name."""
+SHARDS = re.compile(r"FSDP::|FullyShardedDataParallel\._")
+"""Pattern of the events in which FSDP gathers, reduces or frees parameters or gradients."""
+# Events such as `autograd::*`, `MmBackward0` and `FSDP::pre_forward` enclose operators, and waits that a trace does not show.
+OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
 WORK = {
     "experts": re.compile(r"grouped_mm"),
     "attention": re.compile(r"attention", re.IGNORECASE),
@@ -20,12 +30,10 @@ WORK = {
 """Patterns of operators, keyed by kind of work. Operators that match no pattern are pointwise."""
 POINTWISE, SHARDING = "pointwise", "sharding copies"
 COLLECTIVES = {
-    "all_gather": re.compile(r"all_?gather", re.IGNORECASE),
-    "reduce_scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
-    "all_to_all": re.compile(r"all_?to_?all", re.IGNORECASE),
-    "all_reduce": re.compile(r"all_?reduce", re.IGNORECASE),
-    "broadcast": re.compile(r"broadcast", re.IGNORECASE),
+    name: re.compile(name.replace("_", "_?"), re.IGNORECASE)
+    for name in ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
 }
+ANY_COLLECTIVE = "collective"
 
 
 class Activity(NamedTuple):
@@ -39,25 +47,32 @@ class Activity(NamedTuple):
     """Kind of collective that runs, such as `all_gather`; `transfer` for a send or receive between pipeline stages."""
     sharding: bool = False
     """Whether FSDP gathers, reduces or frees parameters or gradients."""
+    module: str = ""
+    """Name of the module in whose forward pass the operator was called; "" if unknown."""
 
-    def within(self, event: Event) -> Self:
-        """Return the activity inside `event`, if this is the activity around it."""
-        name, inside = event["name"], self
+    def within(self, event: Event, modules: dict[int | None, str]) -> Self:
+        """Return the activity inside `event`, if this is the activity around it. modules: names of modules, keyed by the number
+        that autograd gives to an operator and to its backward function. Operators of the forward pass are added."""
+        name, inside, number = event["name"], self, _number(event)
         if name == DATA:
             inside = self._replace(part="data")
+        elif name.startswith(MODULE):
+            inside = self._replace(module=name.removeprefix(MODULE))
         elif name.startswith(EVALUATED):
-            inside = self._replace(part="backward")
-        elif name.startswith("FSDP::"):
+            inside = self._replace(part="backward", module=modules.get(number, ""))
+        elif SHARDS.match(name):
             inside = self._replace(sharding=True)
         elif COLLECTIVE.match(name):
             inside = self._replace(collective=collective_of(name), work="")
         elif OPERATOR.match(name) and not self.collective:
             inside = self._computing(event)
+        if number is not None and inside.module and inside.part == "forward":
+            modules[number] = inside.module
         return inside
 
     def _computing(self, event: Event) -> Self:
         # Autograd numbers the operators that it records. In backward, it records only what is recomputed.
-        recomputes = self.part == "backward" and "Sequence number" in event.get("args", {})
+        recomputes = self.part == "backward" and not self.sharding and _number(event) is not None
         found = SHARDING if self.sharding else kind_of(event["name"])
         if self.work not in ("", POINTWISE):  # the outermost operator that is not pointwise decides
             found = self.work
@@ -81,10 +96,16 @@ def collective_of(name: str) -> str:
     """Return the kind of a collective from the name of an event or kernel."""
     if TRANSFER.match(name):
         return "transfer"
-    return next((kind for kind, pattern in COLLECTIVES.items() if pattern.search(name)), "collective")
+    return next((kind for kind, pattern in COLLECTIVES.items() if pattern.search(name)), ANY_COLLECTIVE)
 
 
-def spans(events: Iterable[Event]) -> list[Span]:
+def _number(event: Event) -> int | None:
+    """Return the number that autograd gives to an operator that it records, and to the operator's backward function."""
+    number: int | None = event.get("args", {}).get("Sequence number")
+    return number
+
+
+def spans(events: Iterable[Event], modules: dict[int | None, str]) -> list[Span]:
     """Return the spans of one thread in the order of time, without the time in which no event is open."""
     found: list[Span] = []
     open_events: list[tuple[float, Activity]] = []
@@ -104,7 +125,7 @@ def spans(events: Iterable[Event]) -> list[Span]:
             open_events.pop()
         until(begin)
         around = open_events[-1][1] if open_events else Activity()
-        open_events.append((end, around.within(event)))
+        open_events.append((end, around.within(event, modules)))
     while open_events:
         until(open_events[-1][0])
         open_events.pop()
@@ -119,7 +140,12 @@ class Timeline:
         for event in timed:
             if event.get("cat") in ("cpu_op", "user_annotation"):
                 threads.setdefault(event["tid"], []).append(event)
-        self.threads = {thread: spans(events) for thread, events in threads.items()}
+        # Threads of autograd follow, because they run the backward functions of operators of the training thread.
+        trains = {thread: any(each["name"].startswith(STEP) for each in found) for thread, found in threads.items()}
+        modules: dict[int | None, str] = {}
+        self.threads = {
+            thread: spans(threads[thread], modules) for thread in sorted(threads, key=trains.__getitem__, reverse=True)
+        }
         self._begins = {thread: [span.begin for span in found] for thread, found in self.threads.items()}
 
     def at(self, thread: Any, time: float) -> Activity:

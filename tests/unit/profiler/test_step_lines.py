@@ -6,10 +6,11 @@ import math
 
 import pytest
 
-from meshrunner.runner.explain.activities import DATA as DATA_MARK
-from meshrunner.runner.explain.step_lines import DATA, HOST, OPTIMIZER, WAIT, seconds_by_line
-from meshrunner.runner.profiler.overlap import Event
-from tests.unit.profiler.test_overlap import GLOO, event, kernel, step
+from meshrunner.runner.profiler import step_lines
+from meshrunner.runner.profiler.activities import DATA as DATA_MARK
+from meshrunner.runner.profiler.activities import MODULE, Event
+from meshrunner.runner.profiler.step_lines import DATA, HOST, OPTIMIZER, OPTIMIZER_HOST, WAIT, Dims, divide
+from tests.unit.profiler.test_shares import GLOO, event, kernel, step
 
 NODE = "autograd::engine::evaluate_function: MmBackward0"
 SECOND = 1e6
@@ -18,6 +19,10 @@ SECOND = 1e6
 
 def mark(name: str, begin: float, end: float) -> Event:
     return event(name, begin, end, cat="user_annotation")
+
+
+def seconds_by_line(events: list[Event]) -> dict[str, list[float]]:
+    return step_lines.seconds_by_line(divide(events))
 
 
 def lines(events: list[Event]) -> dict[str, float]:
@@ -59,7 +64,8 @@ def test_a_step_on_a_cpu_is_divided_without_remainder() -> None:
             "recompute matmul": 10,
             "backward matmul": 20,
             "backward pointwise": 3,
-            OPTIMIZER: 20,
+            OPTIMIZER: 8,
+            OPTIMIZER_HOST: 12,
             HOST: 13,
         }
     )
@@ -74,7 +80,7 @@ def test_work_after_the_last_backward_is_the_optimizer() -> None:
         event(NODE, 30, 40),
         event("aten::linalg_vector_norm", 40, 45),
     ]
-    assert lines(events) == pytest.approx({"forward matmul": 20, OPTIMIZER: 10, HOST: 20})
+    assert lines(events) == pytest.approx({"forward matmul": 20, OPTIMIZER: 5, OPTIMIZER_HOST: 5, HOST: 20})
 
 
 def test_a_wait_for_gradients_after_backward_is_communication() -> None:
@@ -86,12 +92,62 @@ def test_a_wait_for_gradients_after_backward_is_communication() -> None:
         event("gloo:all_reduce", 30, 38, GLOO, "user_annotation"),
         event("aten::_fused_adamw_", 40, 45),
     ]
-    assert lines(events) == pytest.approx({HOST: 15, "exposed all_reduce": 23, OPTIMIZER: 12})
+    assert lines(events) == pytest.approx({HOST: 15, "exposed all_reduce": 23, OPTIMIZER: 5, OPTIMIZER_HOST: 7})
 
 
 def test_a_transfer_between_stages_is_a_wait() -> None:
     events = [step(1, 0, 10), event("c10d::recv_", 2, 8), event("gloo:recv", 3, 8, GLOO, "user_annotation")]
     assert lines(events) == pytest.approx({WAIT: 6, HOST: 4})
+
+
+def test_collectives_are_named_by_the_dimensions_of_the_mesh() -> None:
+    events = [
+        step(1, 0, 100),
+        mark("FSDP::pre_forward", 0, 10),
+        event("gloo:all_gather", 2, 8, GLOO, "user_annotation"),
+        event("_c10d_functional::all_reduce", 10, 12),
+        event("_c10d_functional::wait_tensor", 20, 30),
+        event("gloo:all_reduce", 10, 28, GLOO, "user_annotation"),
+        event(NODE, 40, 60),
+        event("_c10d_functional::all_reduce", 70, 80),
+    ]
+    found = step_lines.seconds_by_line(divide(events, Dims("replicate x shard", "tensor")))
+    assert {line: SECOND * seconds for line, (seconds,) in found.items()} == pytest.approx(
+        {
+            "exposed all_gather over replicate x shard": 6,
+            "exposed all_reduce over tensor": 18,
+            "exposed collective over tensor": 2,
+            "exposed all_reduce over replicate x shard x tensor": 10,
+            HOST: 34,
+            OPTIMIZER_HOST: 30,
+        }
+    )
+    gathers = kernel("ncclDevKernel_AllGather_RING_LL", 2, 8, 21, launched=1)
+    gathers[1]["args"]["Process Group Description"] = "mesh_shard"
+    found = step_lines.seconds_by_line(divide([step(1, 0, 10), *gathers], Dims("replicate x shard")))
+    assert found["exposed all_gather over shard"] == pytest.approx([6 / SECOND])
+
+
+def test_modules_are_followed_into_backward() -> None:
+    events = [
+        step(1, 0, 100),
+        mark(f"{MODULE}blocks.0", 0, 20),
+        mark(f"{MODULE}blocks.0.wq", 2, 12),
+        event("aten::mm", 2, 10, **{"Sequence number": 3}),
+        event("aten::add", 15, 17, **{"Sequence number": 4}),
+        event(f"{NODE}", 20, 22, **{"Sequence number": 4}),
+        event("aten::add", 20, 22),
+        event(f"{NODE}", 30, 50, **{"Sequence number": 3}),
+        mark(f"{MODULE}blocks.0.wq", 30, 35),
+        event("aten::mm", 30, 34, **{"Sequence number": 7}),
+        event("aten::mm", 36, 46),
+        event("aten::_fused_adamw_", 60, 70),
+    ]
+    found = step_lines.seconds_by_module(divide(events))
+    assert {name: SECOND * seconds for name, seconds in found.items()} == pytest.approx(
+        {"blocks.0": 4, "blocks.0.wq": 22}
+    )
+    assert lines(events)["recompute matmul"] == pytest.approx(4)
 
 
 def test_each_step_has_its_own_seconds() -> None:

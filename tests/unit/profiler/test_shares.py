@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from meshrunner.runner.profiler.overlap import STEP, Event, pipeline_idle_pct, shares
+from meshrunner.runner.profiler import step_lines
+from meshrunner.runner.profiler.activities import STEP, Event
+from meshrunner.runner.profiler.step_lines import Shares, divide
 
 TRAINING, GLOO = 1, 2
 BACKWARD = "autograd::engine::evaluate_function: MmBackward0"
@@ -28,14 +30,22 @@ def kernel(name: str, begin: float, end: float, stream: int, launched: float) ->
     return [call, event(name, begin, end, stream, cat="kernel", correlation=identity)]
 
 
+def shares(events: list[Event]) -> Shares | None:
+    return step_lines.shares(divide(events))
+
+
+def pipeline_idle_pct(events: list[Event]) -> float:
+    return step_lines.pipeline_idle_pct(divide(events))
+
+
 def test_overlapping_and_adjacent_operators_count_once() -> None:
     spans = [(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]
-    assert shares([step(1, 0, 10), *(event("aten::mm", *span) for span in spans)]) == (50, 0, 50)
+    assert shares([step(1, 0, 10), *(event("aten::mm", *span) for span in spans)]) == pytest.approx((50, 0, 50))
 
 
 def test_operator_around_collectives_is_compute_between_them() -> None:
-    collectives = [event("c10d::x", *span) for span in ((-1, 1), (2, 3), (9, 21))]
-    assert shares([step(1, 0, 20), event("mine::all", 0, 20), *collectives]) == (35, 65, 0)
+    collectives = [event("c10d::x", *span) for span in ((0, 1), (2, 3), (9, 20))]
+    assert shares([step(1, 0, 20), event("mine::all", 0, 20), *collectives]) == pytest.approx((35, 65, 0))
 
 
 def test_collective_on_a_cpu_is_exposed_where_no_operator_runs() -> None:
@@ -45,7 +55,7 @@ def test_collective_on_a_cpu_is_exposed_where_no_operator_runs() -> None:
         event("gloo:all_gather", 30, 60, GLOO, "user_annotation"),
         event("aten::mm", 55, 80),
     ]
-    assert shares(events) == (55, 15, 30)
+    assert shares(events) == pytest.approx((55, 15, 30))
 
 
 def test_events_that_enclose_a_wait_are_not_compute() -> None:
@@ -64,20 +74,21 @@ def test_events_that_enclose_a_wait_are_not_compute() -> None:
 
 @pytest.mark.parametrize("name", ["c10d::_allgather_base_", "_c10d_functional::wait_tensor", "record_param_comms"])
 def test_operators_inside_a_collective_are_communication(name: str) -> None:
-    """They are on the collective's own thread. An operator on another thread is compute."""
+    """On a CPU, only the training thread's operators are compute."""
     events = [step(1, 0, 10), event(name, 0, 5), event("aten::copy_", 1, 4)]
-    assert shares(events) == (0, 50, 50)
-    assert shares([*events, event("aten::mm", 2, 4, thread=7)]) == (20, 30, 50)
+    assert shares(events) == pytest.approx((0, 50, 50))
+    assert shares([*events, event("aten::mm", 2, 4, thread=7)]) == pytest.approx((0, 50, 50))
 
 
 def test_compiled_code_and_own_operators_are_compute() -> None:
     graph = event("## Call CompiledFxGraph fabc ##", 0, 4)
-    assert shares([step(1, 0, 10), graph, event("mine::kernel", 4, 6)]) == (60, 0, 40)
+    assert shares([step(1, 0, 10), graph, event("mine::kernel", 4, 6)]) == pytest.approx((60, 0, 40))
 
 
 def test_time_between_steps_does_not_count() -> None:
-    events = [step(1, 0, 10), event("aten::mm", 5, 25), step(2, 20, 30), event("gloo:x", 12, 18, GLOO)]
-    assert shares(events) == (50, 0, 50)
+    operators = [event("aten::mm", *span) for span in ((5, 10), (10, 20), (20, 25))]
+    events = [step(1, 0, 10), *operators, step(2, 20, 30), event("gloo:x", 12, 22, GLOO)]
+    assert shares(events) == pytest.approx((50, 0, 50))
 
 
 def test_kernels_overlap_across_streams() -> None:
@@ -89,7 +100,7 @@ def test_kernels_overlap_across_streams() -> None:
         *kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgs)", 30, 70, stream=20, launched=6),
         event("Memcpy HtoD", 75, 80, 7, "gpu_memcpy", correlation=1),
     ]
-    assert shares(events) == (45, 20, 35)
+    assert shares(events) == pytest.approx((45, 20, 35))
 
 
 def test_a_pipeline_rank_idles_while_it_only_sends_or_receives() -> None:
@@ -98,10 +109,10 @@ def test_a_pipeline_rank_idles_while_it_only_sends_or_receives() -> None:
         *kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgs)", 80, 90, stream=21, launched=2),
     ]
     events = [step(1, 0, 100), *kernel("ampere_sgemm_128x64", 10, 50, stream=7, launched=5)]
-    assert pipeline_idle_pct([*events, *transfers]) == 50
+    assert pipeline_idle_pct([*events, *transfers]) == pytest.approx(50)
     assert math.isnan(pipeline_idle_pct(events[1:]))
     on_cpu = [step(1, 0, 10), event("aten::mm", 0, 4), event("gloo:recv", 3, 8, thread=2), event("c10d::send", 8, 9)]
-    assert pipeline_idle_pct(on_cpu) == 60
+    assert pipeline_idle_pct(on_cpu) == pytest.approx(60)
 
 
 def test_step_on_the_device_ends_with_the_work_launched_in_it() -> None:

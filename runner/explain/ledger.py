@@ -1,0 +1,72 @@
+"""Compares two ledgers, such as the seconds per step of two rows. Lines that only one ledger has count as zero in the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+UNEXPLAINED = "unexplained"
+"""Name of the line with the difference between the measured total and the sum of all other lines."""
+SHARE = 0.8
+"""Share of a difference that the lines of a sentence must explain together."""
+NAMED = 3
+"""Maximum number of lines in a sentence."""
+NEGLIGIBLE = 0.05
+"""Share of a difference up to which a line counts as equal."""
+
+
+class Line(NamedTuple):
+    """A line of the ledger of a difference."""
+
+    name: str
+    base: float
+    own: float
+
+    @property
+    def more(self) -> float:
+        return self.own - self.base
+
+    def as_json(self) -> dict[str, Any]:
+        return self._asdict() | {"difference": self.more}
+
+
+def compared(base: Mapping[str, float], own: Mapping[str, float]) -> list[Line]:
+    """Return the lines of two ledgers, the largest difference first."""
+    return _ordered(Line(name, base.get(name, 0.0), own.get(name, 0.0)) for name in dict.fromkeys([*base, *own]))
+
+
+def total(name: str, lines: Iterable[Line]) -> Line:
+    """Return the sum of lines as a line."""
+    lines = list(lines)
+    return Line(name, math.fsum(line.base for line in lines), math.fsum(line.own for line in lines))
+
+
+def grouped(lines: Iterable[Line], group_of: Callable[[str], str]) -> list[Line]:
+    """Return the sum of the lines of each group, the largest difference first. group_of: returns the group of a line."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(group_of(line.name), []).append(line)
+    return _ordered(total(name, same) for name, same in found.items())
+
+
+def with_rest(lines: Mapping[str, float], whole: float) -> dict[str, float]:
+    """Add the line UNEXPLAINED, so that the lines add up to `whole`."""
+    return {**lines, UNEXPLAINED: whole - math.fsum(lines.values())}
+
+
+def causes(lines: Iterable[Line], written: Callable[[float], str]) -> str:
+    """Name the lines that cause most of the difference between two ledgers. written: formats a value with its unit."""
+    lines = list(lines)
+    whole, explained = total("", lines).more, 0.0
+    found: list[str] = []
+    for line in sorted(lines, key=lambda line: -line.more / whole):
+        if len(found) == NAMED or explained >= SHARE or line.more / whole < NEGLIGIBLE:
+            break
+        found.append(f"{written(abs(line.more))} {'more' if line.more > 0 else 'less'} {line.name}")
+        explained += line.more / whole
+    return ", ".join(found)
+
+
+def _ordered(lines: Iterable[Line]) -> list[Line]:
+    return sorted(lines, key=lambda line: -abs(line.more))

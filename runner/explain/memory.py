@@ -1,0 +1,85 @@
+"""Explains why a row needs more or less memory than its baseline: categories that add up to the peak of active memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshrunner.runner.compare.runs import Row
+from meshrunner.runner.explain.ledger import Line, causes, compared, total, with_rest
+from meshrunner.runner.figures import number
+from meshrunner.runner.ledger.allocations import CATEGORIES
+from meshrunner.runner.rundir import PlanRecord, Summary
+
+EQUAL = 0.01
+"""Relative difference up to which peaks count as equal."""
+
+
+@dataclass(frozen=True)
+class MemoryDifference:
+    """The ledger of the difference between the memory peaks of a row and of its baseline, in GiB."""
+
+    base: str
+    own: str
+    """Names of the baseline and of the row."""
+    lines: list[Line]
+    measured: bool
+    """Whether `profiler=memory` measured the categories. Otherwise, they are predicted."""
+    phases: tuple[str, str]
+    """Predicted parts of the step in which the memory of the baseline and of the row peaks; "" if unknown."""
+
+    @property
+    def whole(self) -> Line:
+        return total("peak memory", self.lines)
+
+    def sentence(self) -> str:
+        """Return a sentence that names the categories that cause most of the difference."""
+        whole, kind = self.whole, "needs" if self.measured else "is predicted to need"
+        if abs(whole.more) <= EQUAL * whole.base:
+            return f"{self.own} {kind} as much memory as {self.base} ({_gib(whole.own)} at the peak)"
+        size = f"{_gib(abs(whole.more))} {'more' if whole.more > 0 else 'less'} memory than {self.base}"
+        percent = f"{100 * whole.more / whole.base:+.1f}%"
+        base, own = self.phases
+        where = f"; memory peaks in {own}" + (f" instead of {base}" if base != own else "") if own and base else ""
+        return f"{self.own} {kind} {size} at the peak ({percent}): {causes(self.lines, _gib)}{where}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the ledger as a JSON object, in GiB."""
+        lines = [line.as_json() for line in self.lines]
+        phases = {"baseline_phase": self.phases[0] or None, "row_phase": self.phases[1] or None}
+        return {"sentence": self.sentence(), "measured": self.measured, **phases, "lines": lines}
+
+
+def explain_memory(base: Row, row: Row, names: tuple[str, str]) -> MemoryDifference | None:
+    """Explain the difference in memory between a row and its baseline. Return None unless the categories of both were measured or
+    predicted. names: of the baseline and of the row."""
+    rows = (base, row)
+    plans = [each.runs[0].record(PlanRecord).as_json() for each in rows]
+    phases = [str(plan.get("memory/phase") or "") for plan in plans]
+    peaks = [each.figures.get("memory/peak_active_gib") if each.completed else None for each in rows]
+    live, ledgers = [_live(each) for each in rows], [_predicted(plan) for plan in plans]
+    measured = all(live)
+    if measured:
+        ledgers = live
+    elif not all(ledgers):
+        return None
+    elif None not in peaks:
+        ledgers = [with_rest(lines, peak or 0.0) for lines, peak in zip(ledgers, peaks, strict=True)]
+    return MemoryDifference(*names, compared(*ledgers), measured, (phases[0], phases[1]))
+
+
+def _live(row: Row) -> dict[str, float]:
+    """Return the categories that `profiler=memory` measured on a CPU; {} if it did not."""
+    figures = row.counted[0].record(Summary).as_json()
+    found = {name: number(figures.get(f"memory/live_{name}_gib")) for name in CATEGORIES}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _predicted(plan: Mapping[str, Any]) -> dict[str, float]:
+    categories = plan.get("memory/by_category_gib")
+    return {str(name): number(each) or 0.0 for name, each in categories.items()} if isinstance(categories, dict) else {}
+
+
+def _gib(value: float) -> str:
+    return f"{value:.2f} GiB" if value >= 0.1 else f"{value * 1024:.2f} MiB"
