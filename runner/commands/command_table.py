@@ -109,6 +109,22 @@ _COMMANDS = (
         ),
     ),
     Command(
+        "planning/lock",
+        "record what a configuration determines exactly, or check it",
+        own_options=(
+            Flag("--check", "derive the facts in the lock file again, and exit with 3 if one changed", exclusive=True),
+            Flag("--update", "derive the facts again and accept all changes", exclusive=True),
+            Flag("--losses", "also train N steps on CPUs and record the losses bit for bit", "N", "number"),
+            Flag("--file", "the lock file; default: meshrunner.lock.json", "FILE", "file"),
+            MULTIRUN,
+            *HYDRA,
+        ),
+        description="Write parameters, FLOPs, matmuls, collectives, kept activations and peak memory to a lock file, without a "
+        "GPU.",
+        examples=("lock model=llama_tiny", "lock -m parallelism=fsdp1,fsdp2", "lock --check"),
+        found_if="--check found a change",
+    ),
+    Command(
         "planning/calibrate",
         "fit the constants of a device to measured runs",
         (DIRECTORIES,),

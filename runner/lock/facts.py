@@ -1,0 +1,174 @@
+"""Derives what a configuration determines exactly, without a GPU: parameters, work, communication and memory of a step.
+
+Facts are grouped in sections, such as `forward of block 3`. All sections but MODEL and PARAMETERS come from a trace. The operators
+in a trace also depend on torch's version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from math import prod
+from typing import TYPE_CHECKING, TypeVar
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.parallelism.base import Degrees
+from meshrunner.runner.config.devices import ExpectedDevices
+from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.own_code import fault
+from meshrunner.runner.predict.forecast import why
+
+if TYPE_CHECKING:
+    from meshrunner.recipes.model.network import Network
+    from meshrunner.runner.predict.trace.tracer import Trace
+
+Fact = int | str | None
+Sections = dict[str, dict[str, Fact]]
+"""Facts, keyed by section and name."""
+T = TypeVar("T")
+MODEL, PARAMETERS, COMPILER, PEAK = "model", "parameters", "compiler", "peak memory"
+OF_CODE = (MODEL, PARAMETERS, "losses")
+"""Sections that do not depend on the operators that torch calls."""
+BLOCK = re.compile(r"(?<=\.)\d+(?=\.)")
+"""Number of a block in a parameter's name."""
+OF_BLOCK = re.compile(r"(.* of block)s? (\d+)(?: to (\d+))?")
+
+
+def facts(experiment: Experiment, device: ExpectedDevices) -> Sections:
+    """Derive the facts of a run that passed `consistency.fit`. Exceptions of the user's code propagate."""
+    import torch._dynamo
+
+    from meshrunner.runner.predict.workload import trace_run
+
+    network = experiment.model.on_meta(experiment.seq_len)
+    found: Sections = {MODEL: _model(experiment, network), PARAMETERS: dict(_parameters(experiment, network))}
+    if reason := experiment.untraceable():
+        return found | {"trace": {"unavailable": reason}}
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    try:
+        workload, traces = trace_run(experiment, device, shallow=False)
+    except ConfigError:
+        raise
+    except Exception as error:  # a user's class may raise anything, and an operator may lack a meta kernel
+        if fault(error):
+            raise
+        return found | {"trace": {"unavailable": why(error)}}
+    if experiment.compile.compiles:
+        breaks = {f"graph break: {reason.splitlines()[0]}": count for reason, count in counters["graph_break"].items()}
+        found[COMPILER] = {"graphs": counters["stats"]["unique_graphs"], **breaks}
+    degrees = experiment.parallelism.degrees(experiment.launch.nodes, workload.workers)
+    for rank, (trace,) in traces.items():
+        prefix = f"rank {rank}: " if degrees.pipeline > 1 else ""
+        for section, own in _traced(trace, rank, degrees, experiment.parallelism.expert).items():
+            found[prefix + section] = own
+    return found
+
+
+def folded(sections: Mapping[str, T]) -> dict[str, T]:
+    """Merge neighbouring blocks with equal values: the sections of block 0 and block 1 become a section of `blocks 0 to 1`."""
+    kinds = list(dict.fromkeys(_place(section)[0] for section in sections))
+    ordered = sorted(sections, key=lambda section: (kinds.index(_place(section)[0]), _place(section)[1]))
+    found: dict[str, T] = {}
+    for _, group in groupby(enumerate(ordered), key=lambda each: _alike(sections, *each)):
+        names = [section for _, section in group]
+        (kind, first), (_, last) = _place(names[0]), _place(names[-1])
+        found[f"{kind}s {first} to {last}" if len(names) > 1 else names[0]] = sections[names[0]]
+    return found
+
+
+def _place(section: str) -> tuple[str, int]:
+    """Return the kind of a section and the number of its block, which is -1 for a section that is not about a block."""
+    match = OF_BLOCK.fullmatch(section)
+    return (match[1], int(match[2])) if match else (section, -1)
+
+
+def _alike(sections: Mapping[str, T], i: int, section: str) -> tuple[str, int, str]:
+    """Return a key that neighbouring blocks with equal values share. i: place of the section in the order of blocks."""
+    kind, block = _place(section)
+    return kind, block - i, repr(sections[section])
+
+
+def unfolded(sections: Mapping[str, T]) -> dict[str, T]:
+    """Undo `folded`."""
+    found: dict[str, T] = {}
+    for section, value in sections.items():
+        match = OF_BLOCK.fullmatch(section)
+        if match and match[3]:
+            found |= {f"{match[1]} {number}": value for number in range(int(match[2]), int(match[3]) + 1)}
+        else:
+            found[section] = value
+    return found
+
+
+def _model(experiment: Experiment, network: Network) -> dict[str, Fact]:
+    flops = experiment.model.flops_per_token(experiment.seq_len)
+    sizes = dict.fromkeys((True, False), 0)
+    for parameter in network.parameters():
+        sizes[parameter.requires_grad] += parameter.numel()
+    counts = {"trained parameters": sizes[True], "frozen parameters": sizes[False]}
+    return {**counts, "FLOPs per token": flops.total, "of which attention": flops.attention}
+
+
+def _parameters(experiment: Experiment, network: Network) -> Iterator[tuple[str, str]]:
+    """Yield a name and a description of the parameters that have this name in any block."""
+    import torch
+
+    from meshrunner.recipes.model.init_weights import initial_value
+
+    alike: dict[str, list[tuple[str, torch.nn.Parameter]]] = defaultdict(list)
+    for name, parameter in network.named_parameters():
+        alike[BLOCK.sub("*", name)].append((name, parameter))
+    for pattern, members in alike.items():
+        digest = hashlib.blake2b(digest_size=8)
+        for name, parameter in members:
+            initial = network.initial(name)
+            value = initial_value(name, parameter.shape, initial, experiment.seed, torch.device("cpu"))
+            digest.update(value.numpy())
+        shapes = " or ".join(dict.fromkeys("x".join(map(str, each.shape)) for _, each in members))
+        trained = sum(each.requires_grad for _, each in members)
+        yield pattern, f"{len(members)} of {shapes}, {trained} trained, initial values {digest.hexdigest()}"
+
+
+def _traced(trace: Trace, rank: int, degrees: Degrees, expert: int) -> Sections:
+    """Return the work and communication of each phase of the last traced step, the peak memory, and what each block keeps."""
+    from meshrunner.runner.predict.activations import kept_by_block
+    from meshrunner.runner.predict.record.trace_events import Collective, Operator
+    from meshrunner.runner.predict.trace.depth import step_peak
+
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for event in trace.events:
+        if isinstance(event, Collective) and event.phase.step == trace.last_step:
+            name = f"{event.name} over {_dims(event.ranks, rank, degrees, expert)}"
+            found[str(event.phase)].update({name: 1, f"bytes of {name}": event.nbytes})
+        elif isinstance(event, Operator) and event.kind != "memory" and event.phase.step == trace.last_step:
+            name = f"{event.name} of {event.dtype}"
+            found[str(event.phase)].update({name: 1, f"FLOPs of {name}": event.flops})
+    sections: Sections = {section: dict(sorted(counts.items())) for section, counts in found.items()}
+    for block, kept in sorted(kept_by_block(trace).items()):
+        results = {f"results of {name}": f"{few} of {all_}" for name, (few, all_) in kept.operators.items()}
+        sections[f"kept for backward of block {block}"] = {"bytes": kept.nbytes, **results}
+    peak = step_peak(trace)
+    categories = {category: nbytes for category, nbytes in peak.by_category.items() if nbytes}
+    return sections | {PEAK: {"bytes": peak.total, "phase": str(peak.phase), **categories}}
+
+
+def _dims(ranks: tuple[int, ...], rank: int, degrees: Degrees, expert: int) -> str:
+    """Return the names of the mesh dimensions over which the ranks of a group differ, such as `replicate x shard`."""
+    shard = degrees.shard // degrees.context
+    outer = {"pipeline": degrees.pipeline, "replicate": degrees.replicate}
+    meshes = [{**outer, "shard": shard, "context": degrees.context, "tensor": degrees.tensor}]
+    if expert > 1:
+        split = {"expert_shard": degrees.shard // expert, "expert": expert, "tensor": degrees.tensor}
+        meshes.append({**outer, **split})
+    found = [[name for i, name in enumerate(mesh) if _varies(ranks, list(mesh.values()), i)] for mesh in meshes]
+    return " x ".join(min(found, key=len))
+
+
+def _varies(ranks: tuple[int, ...], sizes: list[int], dim: int) -> bool:
+    """Return whether the coordinates of ranks in dimension `dim` of a mesh differ."""
+    inner = prod(sizes[dim + 1 :])
+    return len({rank // inner % sizes[dim] for rank in ranks}) > 1
