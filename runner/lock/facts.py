@@ -1,14 +1,14 @@
 """Derives what a configuration determines exactly, without a GPU: parameters, work, communication and memory of a step.
 
-Facts are grouped in sections, such as `forward of block 3`. All sections but MODEL and PARAMETERS come from a trace. The operators
-in a trace also depend on torch's version.
+Facts are grouped in sections, such as `forward of block 3`. All sections but MODEL and PARAMETERS come from a trace, and also
+depend on the operators that torch calls.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from math import prod
@@ -18,6 +18,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.parallelism.base import Degrees
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.console import counted
 from meshrunner.runner.own_code import fault
 from meshrunner.runner.predict.forecast import why
 
@@ -127,7 +128,7 @@ def _parameters(experiment: Experiment, network: Network) -> Iterator[tuple[str,
         for name, parameter in members:
             initial = network.initial(name)
             value = initial_value(name, parameter.shape, initial, experiment.seed, torch.device("cpu"))
-            digest.update(value.numpy())
+            digest.update(value.numpy().tobytes())
         shapes = " or ".join(dict.fromkeys("x".join(map(str, each.shape)) for _, each in members))
         trained = sum(each.requires_grad for _, each in members)
         yield pattern, f"{len(members)} of {shapes}, {trained} trained, initial values {digest.hexdigest()}"
@@ -139,15 +140,20 @@ def _traced(trace: Trace, rank: int, degrees: Degrees, expert: int) -> Sections:
     from meshrunner.runner.predict.record.trace_events import Collective, Operator
     from meshrunner.runner.predict.trace.depth import step_peak
 
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for event in trace.events:
         if isinstance(event, Collective) and event.phase.step == trace.last_step:
             name = f"{event.name} over {_dims(event.ranks, rank, degrees, expert)}"
-            found[str(event.phase)].update({name: 1, f"bytes of {name}": event.nbytes})
+            found[str(event.phase)][name].append(event.nbytes)
         elif isinstance(event, Operator) and event.kind != "memory" and event.phase.step == trace.last_step:
-            name = f"{event.name} of {event.dtype}"
-            found[str(event.phase)].update({name: 1, f"FLOPs of {name}": event.flops})
-    sections: Sections = {section: dict(sorted(counts.items())) for section, counts in found.items()}
+            found[str(event.phase)][f"{event.name.removeprefix('aten::')} of {event.dtype}"].append(event.flops)
+    sections: Sections = {
+        section: {
+            name: f"{counted(len(sizes), 'call')}, {sum(sizes):,} {'bytes' if ' over ' in name else 'FLOPs'}"
+            for name, sizes in sorted(calls.items())
+        }
+        for section, calls in found.items()
+    }
     for block, kept in sorted(kept_by_block(trace).items()):
         results = {f"results of {name}": f"{few} of {all_}" for name, (few, all_) in kept.operators.items()}
         sections[f"kept for backward of block {block}"] = {"bytes": kept.nbytes, **results}
@@ -164,7 +170,9 @@ def _dims(ranks: tuple[int, ...], rank: int, degrees: Degrees, expert: int) -> s
     if expert > 1:
         split = {"expert_shard": degrees.shard // expert, "expert": expert, "tensor": degrees.tensor}
         meshes.append({**outer, **split})
-    found = [[name for i, name in enumerate(mesh) if _varies(ranks, list(mesh.values()), i)] for mesh in meshes]
+    found: list[list[str]] = [
+        [name for i, name in enumerate(mesh) if _varies(ranks, list(mesh.values()), i)] for mesh in meshes
+    ]
     return " x ".join(min(found, key=len))
 
 

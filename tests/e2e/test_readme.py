@@ -16,6 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 README, MAKEFILE = ((REPOSITORY / name).read_text() for name in ("README.md", "Makefile"))
 GUIDES = (
     "compare",
+    "regressions",
     "runs",
     "plan",
     "tune",
