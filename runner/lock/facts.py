@@ -64,7 +64,7 @@ def facts(experiment: Experiment, device: ExpectedDevices) -> Sections:
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, workload.workers)
     for rank, (trace,) in traces.items():
         prefix = f"rank {rank}: " if degrees.pipeline > 1 else ""
-        for section, own in _traced(trace, rank, degrees, experiment.parallelism.expert).items():
+        for section, own in _traced(trace, degrees, experiment.parallelism.expert).items():
             found[prefix + section] = own
     return found
 
@@ -134,7 +134,7 @@ def _parameters(experiment: Experiment, network: Network) -> Iterator[tuple[str,
         yield pattern, f"{len(members)} of {shapes}, {trained} trained, initial values {digest.hexdigest()}"
 
 
-def _traced(trace: Trace, rank: int, degrees: Degrees, expert: int) -> Sections:
+def _traced(trace: Trace, degrees: Degrees, expert: int) -> Sections:
     """Return the work and communication of each phase of the last traced step, the peak memory, and what each block keeps."""
     from meshrunner.runner.predict.activations import kept_by_block
     from meshrunner.runner.predict.record.trace_events import Collective, Operator
@@ -143,7 +143,7 @@ def _traced(trace: Trace, rank: int, degrees: Degrees, expert: int) -> Sections:
     found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for event in trace.events:
         if isinstance(event, Collective) and event.phase.step == trace.last_step:
-            name = f"{event.name} over {_dims(event.ranks, rank, degrees, expert)}"
+            name = f"{event.name} over {_dims(event.ranks, degrees, expert)}"
             found[str(event.phase)][name].append(event.nbytes)
         elif isinstance(event, Operator) and event.kind != "memory" and event.phase.step == trace.last_step:
             found[str(event.phase)][f"{event.name.removeprefix('aten::')} of {event.dtype}"].append(event.flops)
@@ -162,7 +162,7 @@ def _traced(trace: Trace, rank: int, degrees: Degrees, expert: int) -> Sections:
     return sections | {PEAK: {"bytes": peak.total, "phase": str(peak.phase), **categories}}
 
 
-def _dims(ranks: tuple[int, ...], rank: int, degrees: Degrees, expert: int) -> str:
+def _dims(ranks: tuple[int, ...], degrees: Degrees, expert: int) -> str:
     """Return the names of the mesh dimensions over which the ranks of a group differ, such as `replicate x shard`."""
     shard = degrees.shard // degrees.context
     outer = {"pipeline": degrees.pipeline, "replicate": degrees.replicate}
@@ -170,10 +170,9 @@ def _dims(ranks: tuple[int, ...], rank: int, degrees: Degrees, expert: int) -> s
     if expert > 1:
         split = {"expert_shard": degrees.shard // expert, "expert": expert, "tensor": degrees.tensor}
         meshes.append({**outer, **split})
-    found: list[list[str]] = [
-        [name for i, name in enumerate(mesh) if _varies(ranks, list(mesh.values()), i)] for mesh in meshes
-    ]
-    return " x ".join(min(found, key=len))
+    found = [[name for i, name in enumerate(mesh) if _varies(ranks, list(mesh.values()), i)] for mesh in meshes]
+    fewest = min(found, key=len)
+    return " x ".join(fewest)
 
 
 def _varies(ranks: tuple[int, ...], sizes: list[int], dim: int) -> bool:
