@@ -67,7 +67,8 @@ class Keys:
 
     A group such as `parallelism` is listed if runs chose different options. A key of a listed group, such as `parallelism.shard`,
     is listed only if a user typed the key, or if runs with the same option have different values. A fact is listed if it differs
-    between two runs with equal settings. `remarks` holds a sentence for each other fact that varies, except world_size.
+    between two runs with equal settings. The version of torch is also listed if `launch.python` varies. `remarks` holds a
+    sentence for each other fact that varies, except world_size.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -103,7 +104,7 @@ class Keys:
         for fact, of in FACTS.items():
             stated = [(self._settings[run.path], value) for run in known if (value := of(run)) is not None]
             different = sorted({text(value) for _, value in stated})
-            if _differ(stated):
+            if _differ(stated) or (fact == "torch" and "launch.python" in shown and len(different) > 1):
                 self._facts[fact] = of
             elif len(different) > 1 and fact != "world_size":  # the layout usually determines world_size
                 self.remarks.append(f"the runs differ in {fact}: {', '.join(different)}")

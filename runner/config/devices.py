@@ -10,6 +10,7 @@ from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.hardware import CPU, GPU, AutoHardware, Hardware
+from meshrunner.runner.config.interpreter import is_other, unsuitable
 from meshrunner.runner.console import counted
 from meshrunner.runner.process.cpu_binding import FEWEST_CORES
 
@@ -154,6 +155,9 @@ def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevice
 def node_devices(experiment: Experiment) -> NodeDevices:
     """Return the devices of this node for an experiment; raise ConfigError if the experiment cannot run on this node."""
     launch, hardware = experiment.launch, experiment.hardware
+    other = launch.python is not None and is_other(launch.python)
+    if other and (fault := unsuitable(str(launch.python))):
+        raise Incompatible(fault)
     gpus = 0 if isinstance(hardware, CPU) else gpu_count()
     if not isinstance(hardware, CPU | AutoHardware) and not gpus:
         raise ConfigError(
@@ -167,7 +171,8 @@ def node_devices(experiment: Experiment) -> NodeDevices:
         raise Incompatible(
             f"launch.workers({workers}) is more than this node's {gpus} GPU{'s' * (gpus > 1)}; lower it, or use hardware=cpu"
         )
-    for option in (experiment.precision, experiment.model, experiment.parallelism, experiment.compile):
+    # Another interpreter has another torch, and checks the options itself.
+    for option in () if other else (experiment.precision, experiment.model, experiment.parallelism, experiment.compile):
         if reason := option.unsupported(found.type):
             raise Incompatible(reason)
     return found

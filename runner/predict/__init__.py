@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshrunner.runner.predict.activations import *  # noqa: F403
+    from meshrunner.runner.predict.facts import *  # noqa: F403
     from meshrunner.runner.predict.forecast import *  # noqa: F403
     from meshrunner.runner.predict.pool import *  # noqa: F403
     from meshrunner.runner.predict.replay.page.render import *  # noqa: F403
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 PUBLIC = {
     "activations": "recomputed_blocks",
+    "facts": "OF_CODE Fact Sections exact_facts",
     "forecast": "BORDERLINE DOES_NOT_FIT FITS NOT_PLANNED Forecast MemoryForecast SpeedForecast Verdict not_planned why",
     "pool": "NOT_IN_TIME predict_all",
     "replay.page.render": "write_page",

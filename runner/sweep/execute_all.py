@@ -13,6 +13,7 @@ from pathlib import Path
 from meshrunner.recipes.errors import AlreadyRunning, ConfigError, Interrupted, Moved
 from meshrunner.runner.config.devices import CORES, NodeDevices, cores, node_devices, visible_gpus
 from meshrunner.runner.config.experiment import Experiment, Sweep, check
+from meshrunner.runner.config.interpreter import is_other
 from meshrunner.runner.console import console, say
 from meshrunner.runner.launch.execute import execute
 from meshrunner.runner.launch.preemption import Preemption
@@ -39,6 +40,8 @@ from meshrunner.runner.sweep.tally import RunLines
 POLL_S = 0.05
 NODES = "nodes"
 """Device type of runs that execute as job steps on several nodes."""
+MACHINE = "machine"
+"""Device type of runs that execute one after another, each in a process of its own."""
 Display = LiveTable | RunLines
 
 
@@ -77,13 +80,16 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
     """Return the names of the devices that parallel runs share, and the number and type of devices that each run needs. The
     name of a GPU is its entry in CUDA_VISIBLE_DEVICES. On CPUs, a device is an equal share of the cores, and its name is a
-    number. Multi-node runs have one device: all nodes of the SLURM job. Return ([], {}) if runs must be executed one by one."""
+    number. Multi-node runs have one device: all nodes of the SLURM job. Runs with another interpreter that do not share the
+    machine also have one device. Return ([], {}) if runs must be executed one by one."""
     if allocated_nodes() > 1 and any(check(read_config(run_dir)).launch.nodes_used > 1 for run_dir in run_dirs):
         return ["all nodes of the job"], dict.fromkeys(run_dirs, NodeDevices(NODES, 1, 1))
     gpus = visible_gpus()
     count = len(gpus) if settings.devices == "auto" else settings.devices
     needs = {run_dir: node_devices(check(read_config(run_dir))) for run_dir in run_dirs} if count > 1 else {}
     if len(needs) < 2 or count < 2 * min(each.processes for each in needs.values()):
+        if any(is_other(check(read_config(run_dir)).launch.python) for run_dir in run_dirs):
+            return ["this machine"], dict.fromkeys(run_dirs, NodeDevices(MACHINE, 1, 1))
         return [], {}
     if all(each.type == "cpu" for each in needs.values()):
         return [str(number) for number in range(count)], needs

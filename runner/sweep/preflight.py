@@ -10,6 +10,7 @@ from meshrunner.recipes.config_keys import with_value
 from meshrunner.runner.config.devices import expected_device_type
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.hardware import GPU
+from meshrunner.runner.config.interpreter import is_other
 from meshrunner.runner.console import counted, naming, one_line, warn
 from meshrunner.runner.predict import DOES_NOT_FIT, NOT_IN_TIME, NOT_PLANNED, not_planned, predict_all
 from meshrunner.runner.rundir import RESULTS, PlanRecord, read_state
@@ -26,7 +27,7 @@ MAX_LISTED = 10
 def wanted(experiment: Experiment, *, here: bool) -> bool:
     """Return whether to predict a run. If `hardware` is not a GPU, predict only runs on this machine (`here`). On CPUs, predict
     only if a rank is emulated or sweep.preflight is skip."""
-    if experiment.sweep.preflight == "off":
+    if experiment.sweep.preflight == "off" or is_other(experiment.launch.python):
         return False
     if isinstance(experiment.hardware, GPU):
         return True

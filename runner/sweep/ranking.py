@@ -18,6 +18,7 @@ from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.config.compose import Composer, grid, resolve_config, warn_of_short_sequences
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hydra.overrides import as_typed
+from meshrunner.runner.config.interpreter import refuse_others
 from meshrunner.runner.console import counted, naming, one_line, paragraph
 from meshrunner.runner.predict import (
     BORDERLINE,
@@ -90,6 +91,7 @@ def rank(composer: Composer, *, active_only: bool, key: str | None = None) -> li
     if key is not None:
         given = _with_largest(loader, config, jobs, key, active_only=active_only)
         jobs = check_batch(loader, config, given, 0, target).combinations
+    refuse_others(job.experiment.launch.python for job in jobs if not job.reason)
     warn_of_short_sequences(job.runs[0] for job in jobs)
     possible = [job.runs[0].config for job in jobs if not job.reason]
     with naming(f"predicting {len(possible):,} combinations") as progress:

@@ -44,6 +44,7 @@ def run(arguments: list[str]) -> int:
     from meshrunner.runner.verbs.launching.place import write_run
 
     experiment, _ = write_run(composed, workers_here, here=True)
+    in_its_interpreter(composed.run_dir)
     warm(experiment.launch.env)  # must come before the first child, because it may replace the forkserver
     predicted = composed.run_dir, composed.config, experiment, workers_here(experiment)
     prediction = Thread(target=save_prediction, args=predicted, daemon=True)
@@ -62,8 +63,18 @@ def _collect_again() -> None:
     gc.enable()
 
 
+def in_its_interpreter(run_dir: Path, *, force: bool = False) -> None:
+    """Continue in another process if another interpreter executes the run (`launch.python`)."""
+    from meshrunner.runner.config.interpreter import continue_in
+    from meshrunner.runner.rundir import read_config
+
+    python = read_config(run_dir).get("launch", {}).get("python")
+    continue_in(python, ["resume", str(run_dir), *["--force"] * force])
+
+
 def execute_and_report(run_dir: Path, *, force: bool = False, prediction: Thread | None = None) -> int:
     """Execute the run in a directory, print the result, and return the exit status. The arguments are as for `execute`."""
+    in_its_interpreter(run_dir, force=force)
     from meshrunner.runner.launch.execute import execute
     from meshrunner.runner.launch.outcome import exit_status
     from meshrunner.runner.launch.report import report

@@ -14,13 +14,14 @@ from meshrunner.runner.config.compose import Composer, grid
 from meshrunner.runner.config.devices import check_on_devices, expected_devices
 from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.hardware import GPU
+from meshrunner.runner.config.interpreter import continue_in, refuse_others
 from meshrunner.runner.console import counted, naming, say
 from meshrunner.runner.rundir import key_of
 from meshrunner.runner.verbs.reference.queries import answered
 
 if TYPE_CHECKING:
     from meshrunner.runner.compare.runs import Run
-    from meshrunner.runner.lock.facts import Sections
+    from meshrunner.runner.predict import Sections
 
 HARDWARE = "hardware=h100_80gb"
 """Hardware that is assumed if none is named, so that a lock file is the same on all machines."""
@@ -29,7 +30,7 @@ HARDWARE = "hardware=h100_80gb"
 def lock(arguments: list[str]) -> int:
     """Write a lock file or, with --check, return 3 if a fact differs from it. Raise ConfigError for wrong arguments."""
     from meshrunner.runner.compare.table import print_columns
-    from meshrunner.runner.lock.lock_file import LOCK_FILE, Lock, changes, of_code, table
+    from meshrunner.runner.verbs.planning.lock_file import LOCK_FILE, Lock, changes, of_code, table
 
     options, given = split("lock", arguments)
     if not (options.check or options.update) and answered(Composer("lock", given)):
@@ -43,7 +44,7 @@ def lock(arguments: list[str]) -> int:
         given, losses = locked.arguments, locked.losses
     else:
         losses = options.losses or 0
-    found = Lock(given, losses, derived(given, losses))
+    found = Lock(given, losses, derived(given, losses, arguments))
     total = sum(len(facts) for sections in found.runs.values() for facts in sections.values())
     size = f"{counted(total, 'fact')} of {counted(len(found.runs), 'run')}"
     changed = changes(locked.runs, found.runs) if locked else []
@@ -67,12 +68,12 @@ def lock(arguments: list[str]) -> int:
     return 3 if options.check and changed else 0
 
 
-def derived(arguments: Sequence[str], losses: int) -> dict[str, Sections]:
+def derived(arguments: Sequence[str], losses: int, command: Sequence[str] = ()) -> dict[str, Sections]:
     """Derive the facts of each run, keyed by its varying overrides."""
-    from meshrunner.runner.lock.facts import facts
+    from meshrunner.runner.predict import exact_facts
 
     found: dict[str, Sections] = {}
-    runs = list(_runs(arguments))
+    runs = list(_runs(arguments, command))
     with naming(f"deriving the facts of {counted(len(runs), 'run')}") as progress:
         for i, (name, config, reason) in enumerate(runs):
             if reason:
@@ -82,7 +83,7 @@ def derived(arguments: Sequence[str], losses: int) -> dict[str, Sections]:
             if experiment.launch.workers == "auto" and isinstance(experiment.hardware, GPU):
                 # The number of this machine's GPUs does not matter.
                 config = with_value(config, "launch.workers", experiment.hardware.devices_per_node)
-            found[name] = facts(*check_on_devices(config))
+            found[name] = exact_facts(*check_on_devices(config))
             progress(i + 1, len(runs))
     for run in _trained(arguments, losses) if losses else ():
         name = next(name for name in found if set(name.split()) <= set(run.task))
@@ -107,13 +108,15 @@ def _trained(arguments: Sequence[str], steps: int) -> list[Run]:
         return runs
 
 
-def _runs(arguments: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield the name and the configuration of each run, and the reason why it is impossible, or ""."""
+def _runs(arguments: Sequence[str], command: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the name and the configuration of each run, and the reason why it is impossible, or "". command: arguments of `lock`
+    with which another interpreter (`launch.python`) continues."""
     from meshrunner.runner.sweep.combinations import Target, check_batch, varying
 
     composer = Composer("lock", list(arguments))
     composed = composer.single_run()
     if composed is not None:
+        continue_in(composed.config["launch"]["python"], ["lock", *command])
         if composed.config["hardware"]["kind"] == "auto":
             composed = Composer("lock", [*arguments, HARDWARE]).single_run()
         assert composed is not None
@@ -126,5 +129,6 @@ def _runs(arguments: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], str]]
     target = Target(lambda experiment: expected_devices(experiment).workers)
     combinations = check_batch(loader, config, jobs, 0, target).combinations
     varied = varying([job.overrides for job in combinations])
+    refuse_others(job.experiment.launch.python for job in combinations if not job.reason)
     for job in combinations:
         yield " ".join(each for each in job.overrides if each in varied), job.runs[0].config, job.reason

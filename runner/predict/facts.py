@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+from collections.abc import Iterator
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.parallelism.base import Degrees
@@ -29,16 +28,14 @@ if TYPE_CHECKING:
 Fact = int | str | None
 Sections = dict[str, dict[str, Fact]]
 """Facts, keyed by section and name."""
-T = TypeVar("T")
 MODEL, PARAMETERS, COMPILER, PEAK = "model", "parameters", "compiler", "peak memory"
 OF_CODE = (MODEL, PARAMETERS, "losses")
 """Sections that do not depend on the operators that torch calls."""
 BLOCK = re.compile(r"(?<=\.)\d+(?=\.)")
 """Number of a block in a parameter's name."""
-OF_BLOCK = re.compile(r"(.* of block)s? (\d+)(?: to (\d+))?")
 
 
-def facts(experiment: Experiment, device: ExpectedDevices) -> Sections:
+def exact_facts(experiment: Experiment, device: ExpectedDevices) -> Sections:
     """Derive the facts of a run that passed `consistency.fit`. Exceptions of the user's code propagate."""
     import torch._dynamo
 
@@ -66,42 +63,6 @@ def facts(experiment: Experiment, device: ExpectedDevices) -> Sections:
         prefix = f"rank {rank}: " if degrees.pipeline > 1 else ""
         for section, own in _traced(trace, degrees, experiment.parallelism.expert).items():
             found[prefix + section] = own
-    return found
-
-
-def folded(sections: Mapping[str, T]) -> dict[str, T]:
-    """Merge neighbouring blocks with equal values: the sections of block 0 and block 1 become a section of `blocks 0 to 1`."""
-    kinds = list(dict.fromkeys(_place(section)[0] for section in sections))
-    ordered = sorted(sections, key=lambda section: (kinds.index(_place(section)[0]), _place(section)[1]))
-    found: dict[str, T] = {}
-    for _, group in groupby(enumerate(ordered), key=lambda each: _alike(sections, *each)):
-        names = [section for _, section in group]
-        (kind, first), (_, last) = _place(names[0]), _place(names[-1])
-        found[f"{kind}s {first} to {last}" if len(names) > 1 else names[0]] = sections[names[0]]
-    return found
-
-
-def _place(section: str) -> tuple[str, int]:
-    """Return the kind of a section and the number of its block, which is -1 for a section that is not about a block."""
-    match = OF_BLOCK.fullmatch(section)
-    return (match[1], int(match[2])) if match else (section, -1)
-
-
-def _alike(sections: Mapping[str, T], i: int, section: str) -> tuple[str, int, str]:
-    """Return a key that neighbouring blocks with equal values share. i: place of the section in the order of blocks."""
-    kind, block = _place(section)
-    return kind, block - i, repr(sections[section])
-
-
-def unfolded(sections: Mapping[str, T]) -> dict[str, T]:
-    """Undo `folded`."""
-    found: dict[str, T] = {}
-    for section, value in sections.items():
-        match = OF_BLOCK.fullmatch(section)
-        if match and match[3]:
-            found |= {f"{match[1]} {number}": value for number in range(int(match[2]), int(match[3]) + 1)}
-        else:
-            found[section] = value
     return found
 
 

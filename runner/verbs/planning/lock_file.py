@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.text_table import Column
-from meshrunner.runner.lock.facts import OF_CODE, Fact, Sections, folded, unfolded
+from meshrunner.runner.predict import OF_CODE, Fact, Sections
 from meshrunner.runner.rundir.files import write_json
 
 LOCK_FILE = Path("meshrunner.lock.json")
+OF_BLOCK = re.compile(r"(.* of block)s? (\d+)(?: to (\d+))?")
+T = TypeVar("T")
 
 
 class Change(NamedTuple):
@@ -58,6 +62,42 @@ class Lock(NamedTuple):
             return cls([str(each) for each in found["arguments"]], int(found["losses"]), runs, str(found["torch"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"lock: {path} is damaged ({type(error).__name__}: {error}); write it again") from None
+
+
+def folded(sections: Mapping[str, T]) -> dict[str, T]:
+    """Merge neighbouring blocks with equal values: the sections of block 0 and block 1 become a section of `blocks 0 to 1`."""
+    kinds = list(dict.fromkeys(_place(section)[0] for section in sections))
+    ordered = sorted(sections, key=lambda section: (kinds.index(_place(section)[0]), _place(section)[1]))
+    found: dict[str, T] = {}
+    for _, group in groupby(enumerate(ordered), key=lambda each: _alike(sections, *each)):
+        names = [section for _, section in group]
+        (kind, first), (_, last) = _place(names[0]), _place(names[-1])
+        found[f"{kind}s {first} to {last}" if len(names) > 1 else names[0]] = sections[names[0]]
+    return found
+
+
+def _place(section: str) -> tuple[str, int]:
+    """Return the kind of a section and the number of its block, which is -1 for a section that is not about a block."""
+    match = OF_BLOCK.fullmatch(section)
+    return (match[1], int(match[2])) if match else (section, -1)
+
+
+def _alike(sections: Mapping[str, T], i: int, section: str) -> tuple[str, int, str]:
+    """Return a key that neighbouring blocks with equal values share. i: place of the section in the order of blocks."""
+    kind, block = _place(section)
+    return kind, block - i, repr(sections[section])
+
+
+def unfolded(sections: Mapping[str, T]) -> dict[str, T]:
+    """Undo `folded`."""
+    found: dict[str, T] = {}
+    for section, value in sections.items():
+        match = OF_BLOCK.fullmatch(section)
+        if match and match[3]:
+            found |= {f"{match[1]} {number}": value for number in range(int(match[2]), int(match[3]) + 1)}
+        else:
+            found[section] = value
+    return found
 
 
 def changes(locked: Mapping[str, Sections], found: Mapping[str, Sections]) -> list[Change]:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.lock.facts import Sections, folded, unfolded
-from meshrunner.runner.lock.lock_file import changes
+from meshrunner.runner.predict import Sections
 from meshrunner.runner.verbs.planning.lock import derived, lock
+from meshrunner.runner.verbs.planning.lock_file import changes, folded, unfolded
 
-OWN = Path(__file__).with_name("own.py").read_text()
+OWN = Path(__file__).with_name("own_model.py").read_text()
 OPTION = """kind: {name}:GPT
 vocab_size: 509
 dim: 48

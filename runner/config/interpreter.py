@@ -1,0 +1,86 @@
+"""Executes runs with another Python interpreter (`launch.python`): with its torch, but with this meshrunner's code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.metadata import requires
+from pathlib import Path
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.storage import cache_dir
+
+VARIABLE = "MESHRUNNER_PYTHON"
+"""Environment variable that holds `launch.python` in the process that it executes, where `sys.executable` may differ from it."""
+VERSIONS = """
+import importlib.metadata, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+def is_other(python: str | None) -> bool:
+    """Return whether `launch.python` names an interpreter other than this one."""
+    return python not in (None, sys.executable, os.environ.get(VARIABLE))
+
+
+@cache
+def unsuitable(python: str) -> str:
+    """Return the reason why an interpreter cannot execute runs, or ""."""
+    from packaging.requirements import Requirement
+
+    needed = [each for each in map(Requirement, requires("meshrunner") or ()) if not each.marker]
+    command = [python, "-P", "-c", VERSIONS, *(each.name for each in needed)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        found = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        return f"launch.python: cannot use {python}: {said.strip().splitlines()[-1]}"
+    wrong = [
+        f"{each.name} {found[each.name]} instead of {each}" if each.name in found else f"no {each.name}"
+        for each in needed
+        if each.name not in found or not each.specifier.contains(found[each.name], prereleases=True)
+    ]
+    return f"launch.python: {python} has {', '.join(wrong)}; install what is missing there" if wrong else ""
+
+
+def continue_in(python: str | None, arguments: Sequence[str]) -> None:
+    """If `launch.python` is another interpreter, let it replace this process and execute a command of meshrunner. Raise
+    ConfigError if the interpreter is unsuitable."""
+    if python is None or not is_other(python):
+        return
+    if reason := unsuitable(python):
+        raise ConfigError(reason)
+    paths = [str(_code()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths), VARIABLE: python}
+    os.execve(python, [python, "-P", "-m", "meshrunner", *arguments], variables)
+
+
+def refuse_others(pythons: Iterable[str | None]) -> None:
+    """Raise ConfigError if combinations would be traced with the torch of another interpreter."""
+    if others := sorted({str(python) for python in pythons if is_other(python)}):
+        raise ConfigError(
+            f"launch.python: {others[0]} is another interpreter; with -m, predictions use this one: predict its runs one by one"
+        )
+
+
+def _code() -> Path:
+    """Return a directory that holds links to meshrunner's packages, and no other packages of this environment."""
+    package = Path(sys.modules["meshrunner"].__file__ or "").parent
+    folder = cache_dir() / "code" / hashlib.blake2b(str(package).encode(), digest_size=8).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (package.name, "hydra_plugins"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(package.with_name(name))
+    return folder
