@@ -223,10 +223,15 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
     """Return the index of each row's baseline, keyed by the index of the row. Leave out rows without a baseline. Ignore settings
-    that the baseline's option lacks, such as `model.experts` if the baseline is `model=llama_tiny`. If the baseline is a
+    that the baseline's option lacks, such as `model.experts` if the baseline is `model=llama_tiny`, and the version of torch that
+    belongs to an interpreter. If the baseline is a
     directory with a single row, this row is the baseline of all other rows."""
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
-    own = {key, *(name for row in rows for name in row.values if name.startswith(f"{key}.") and name not in there)}
+    own = {
+        key,
+        "torch" if key == "launch.python" else "",
+        *(name for row in rows for name in row.values if name.startswith(f"{key}.") and name not in there),
+    }
     rest = [tuple(f"{name}={text(each)}" for name, each in row.values.items() if name not in own) for row in rows]
     readable = [i for i, row in enumerate(rows) if row.runs[0].config]
     baselines = {rest[i]: i for i in reversed(readable) if text(rows[i].values.get(key)) == value}

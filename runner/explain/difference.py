@@ -5,24 +5,28 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from itertools import chain
 from statistics import fmean, median
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.best import WORK
 from meshrunner.runner.compare.noise import ALPHA, noise_of
-from meshrunner.runner.compare.runs import Row, Run
-from meshrunner.runner.explain.ledger import NEGLIGIBLE, UNEXPLAINED, Line, causes, compared, grouped, total, with_rest
+from meshrunner.runner.compare.page.ledgers import (
+    COMMUNICATION,
+    COMPUTE,
+    STEP_TIME,
+    UNEXPLAINED,
+    group_of,
+    traced,
+    traces,
+    with_rest,
+)
+from meshrunner.runner.compare.runs import Row
+from meshrunner.runner.explain.ledger import NEGLIGIBLE, Line, causes, compared, grouped, total
 from meshrunner.runner.figures import figure_of, number
-from meshrunner.runner.profiler.step_lines import DATA, EXPOSED, HOST, OPTIMIZER_HOST, WAIT
-from meshrunner.runner.rundir import Explanation, PlanRecord
-from meshrunner.runner.rundir.files import EXPLANATION
+from meshrunner.runner.rundir import PlanRecord
 
-STEP_TIME, WPS = figure_of("perf/step_time_s"), figure_of("perf/wps")
-COMPUTE, COMMUNICATION = "compute", "exposed communication"
-GROUPS = {OPTIMIZER_HOST: HOST} | {name: name for name in (WAIT, DATA, HOST, UNEXPLAINED)}
-"""Groups of lines that are neither compute nor communication."""
+WPS = figure_of("perf/wps")
 SURE = 2.0
 """Standard errors by which single runs must differ before a cause is named."""
 BLOCK = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -100,23 +104,18 @@ class Difference:
         return {"sentence": self.sentence(), **facts, "difference_s": self.seconds, "lines": lines, "modules": modules}
 
 
-def group_of(line: str) -> str:
-    """Return the group of a line: COMPUTE, COMMUNICATION or another one."""
-    return COMMUNICATION if line.startswith(EXPOSED) else GROUPS.get(line, COMPUTE)
-
-
 def explain(base: Row, row: Row, names: tuple[str, str]) -> Difference:
     """Explain the difference between a row and its baseline. Raise ConfigError without traces or predictions of both.
     names: of the baseline and of the row."""
     rows = (base, row)
-    traced, planned = [_traced(each) for each in rows], [_predicted(each) for each in rows]
+    measured, planned = [traced(each) for each in rows], [_predicted(each) for each in rows]
     predicted = compared(*planned) if all(planned) else []
-    if all(traced):
+    if all(measured):
         groups = grouped(predicted, group_of)
-        return Difference(*names, compared(*traced), True, _within_noise(base, row), groups, _modules(base, row))
+        return Difference(*names, compared(*measured), True, _within_noise(base, row), groups, _modules(base, row))
     if predicted:
         return Difference(*names, predicted, False, False, [], [])
-    states = [f"{name} ({each.state})" for name, each, lines in zip(names, rows, traced, strict=True) if not lines]
+    states = [f"{name} ({each.state})" for name, each, lines in zip(names, rows, measured, strict=True) if not lines]
     raise ConfigError(
         f"why: no trace of {' and '.join(states)}, and no predictions of both; sweep.explain=true traces runs"
     )
@@ -132,33 +131,10 @@ def _within_noise(base: Row, row: Row) -> bool:
     return abs(times[1] / times[0] - 1) <= SURE * math.hypot(*errors)
 
 
-def _traces(row: Row) -> list[tuple[Run, Explanation]]:
-    """Return the completed runs whose last steps were traced, with their traces."""
-    read = [(run, Explanation.read(run.path / EXPLANATION)) for run in row.completed]
-    # The steps differ if the run was continued without a trace.
-    return [(run, found) for run, found in read if found.seconds and found.steps[1] == run.summary.steps]
-
-
-def _traced(row: Row) -> dict[str, float]:
-    """Return the seconds per line of the median traced step, which add up to the median measured step; {} without a trace."""
-    found: list[dict[str, list[float]]] = []
-    for run, trace in _traces(row):
-        predicted = run.figures.get("perf/communication_s_median")  # an emulated run waits for no other rank
-        found.append(trace.seconds | ({EXPOSED + "communication": [predicted]} if predicted else {}))
-    times = row.measured(STEP_TIME)
-    if not found or not times:
-        return {}
-    # A run without a line spent no time on it.
-    lines = {
-        name: median(chain.from_iterable(each.get(name, [0.0]) for each in found)) for each in found for name in each
-    }
-    return with_rest(lines, median(times))
-
-
 def _modules(base: Row, row: Row) -> list[Line]:
     seconds: list[dict[str, float]] = []
     for each in (base, row):
-        found = [trace.modules for _, trace in _traces(each)]
+        found = [trace.modules for _, trace in traces(each)]
         seconds.append({name: median(one.get(name, 0.0) for one in found) for one in found for name in one})
     lines = compared(*seconds)
     sums = grouped(lines, lambda name: BLOCK.sub("*", name))
@@ -176,7 +152,7 @@ def _predicted(row: Row) -> dict[str, float]:
     lines = {
         WORK.get(str(name), str(name)): number(each) or 0.0 for name, each in parts.items() if name != "communication"
     }
-    lines[EXPOSED + "communication"] = number(plan.get("perf/exposed_communication_s")) or 0.0
+    lines[COMMUNICATION] = number(plan.get("perf/exposed_communication_s")) or 0.0
     return with_rest(lines, step_time)
 
 

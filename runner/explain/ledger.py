@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-UNEXPLAINED = "unexplained"
-"""Name of the line with the difference between the measured total and the sum of all other lines."""
 SHARE = 0.8
 """Share of a difference that the lines of a sentence must explain together."""
 NAMED = 3
@@ -48,11 +46,6 @@ def grouped(lines: Iterable[Line], group_of: Callable[[str], str]) -> list[Line]
     for line in lines:
         found.setdefault(group_of(line.name), []).append(line)
     return _ordered(total(name, same) for name, same in found.items())
-
-
-def with_rest(lines: Mapping[str, float], whole: float) -> dict[str, float]:
-    """Add the line UNEXPLAINED, so that the lines add up to `whole`."""
-    return {**lines, UNEXPLAINED: whole - math.fsum(lines.values())}
 
 
 def causes(lines: Iterable[Line], written: Callable[[float], str]) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshrunner.runner.compare.page.ledgers import live_memory, predicted_memory, with_rest
 from meshrunner.runner.compare.runs import Row
-from meshrunner.runner.explain.ledger import Line, causes, compared, total, with_rest
-from meshrunner.runner.figures import number
-from meshrunner.runner.ledger.allocations import CATEGORIES
-from meshrunner.runner.rundir import PlanRecord, Summary
+from meshrunner.runner.explain.ledger import Line, causes, compared, total
+from meshrunner.runner.rundir import PlanRecord
 
 EQUAL = 0.01
 """Relative difference up to which peaks count as equal."""
@@ -55,10 +53,9 @@ def explain_memory(base: Row, row: Row, names: tuple[str, str]) -> MemoryDiffere
     """Explain the difference in memory between a row and its baseline. Return None unless the categories of both were measured or
     predicted. names: of the baseline and of the row."""
     rows = (base, row)
-    plans = [each.runs[0].record(PlanRecord).as_json() for each in rows]
-    phases = [str(plan.get("memory/phase") or "") for plan in plans]
+    phases = [str(each.runs[0].record(PlanRecord).as_json().get("memory/phase") or "") for each in rows]
     peaks = [each.figures.get("memory/peak_active_gib") if each.completed else None for each in rows]
-    live, ledgers = [_live(each) for each in rows], [_predicted(plan) for plan in plans]
+    live, ledgers = [live_memory(each) for each in rows], [predicted_memory(each) for each in rows]
     measured = all(live)
     if measured:
         ledgers = live
@@ -67,18 +64,6 @@ def explain_memory(base: Row, row: Row, names: tuple[str, str]) -> MemoryDiffere
     elif None not in peaks:
         ledgers = [with_rest(lines, peak or 0.0) for lines, peak in zip(ledgers, peaks, strict=True)]
     return MemoryDifference(*names, compared(*ledgers), measured, (phases[0], phases[1]))
-
-
-def _live(row: Row) -> dict[str, float]:
-    """Return the categories that `profiler=memory` measured on a CPU; {} if it did not."""
-    figures = row.counted[0].record(Summary).as_json()
-    found = {name: number(figures.get(f"memory/live_{name}_gib")) for name in CATEGORIES}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _predicted(plan: Mapping[str, Any]) -> dict[str, float]:
-    categories = plan.get("memory/by_category_gib")
-    return {str(name): number(each) or 0.0 for name, each in categories.items()} if isinstance(categories, dict) else {}
 
 
 def _gib(value: float) -> str:

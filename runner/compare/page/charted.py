@@ -14,6 +14,7 @@ from meshrunner.runner.compare.comparison import MEMORY, SCALES, WPS, Comparison
 from meshrunner.runner.compare.findings import WORKLOAD, findings
 from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.noise import REPEATS
+from meshrunner.runner.compare.page.ledgers import group_of, live_memory, predicted_memory, traced
 from meshrunner.runner.compare.runs import Row, Run
 from meshrunner.runner.figures import FIGURES, PREDICTION, Figure, higher_is_better, number, table_figures
 from meshrunner.runner.rundir import FITTING, StepRow
@@ -62,6 +63,7 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
             for row, base in zip(rows, against, strict=True)
         ],
         "steps": [list(steps) for steps in axes],
+        "groups": {line: group_of(line) for row in rows for line in traced(row)},
         "runs": settings,
         "settings": names,
         "texts": texts,
@@ -85,8 +87,15 @@ def _row(
         "devices": row.counted[0].summary.world_size,
         "limit": min((gib for run in row.runs if (gib := run.summary.device_memory_gib) is not None), default=None),
         "ranks": {each.key: found for each in FIGURES if each.by_rank and (found := _ranks(row, each))},
+        "ledgers": _ledgers(row),
         **_curves(row, points, axes),
     }
+
+
+def _ledgers(row: Row) -> dict[str, dict[str, float]]:
+    """Return the lines of the row's step and the categories of its memory peak, keyed by the title of the ledger."""
+    found = {"seconds per step": traced(row), "GiB at the peak": live_memory(row) or predicted_memory(row)}
+    return {title: {line: round(each, 6) for line, each in lines.items()} for title, lines in found.items() if lines}
 
 
 def _figure(figure: Figure) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 // Charts of the selected rows by their figures: the best rows by one figure, and all rows by any two figures.
 
 const TOP = 20;  // maximum rows of the chart of the best rows
+const SECONDS = "seconds per step", GIB = "GiB at the peak";  // titles of ledgers
+const sum = (values) => values.reduce((one, other) => one + other, 0);
 
 /** Return a value of a row in the form that the table shows, such as `6,150`. */
 const written = (i, name) =>
@@ -98,4 +100,22 @@ function brush(svg, area, done) {
     if (dragged) done(chosen);
   });
   svg.addEventListener("pointerleave", end);
+}
+
+/** Draw the median step of each traced row as a bar of its parts. */
+function drawSteps() {
+  const members = selection.rows.filter((i) => rows[i].ledgers[SECONDS]), top = members.slice(0, TOP);
+  const many = members.length > TOP ? `; ${TOP} of ${members.length} rows` : "";
+  if (!caption("step", `Parts of the median step${many}`, members.length)) return;
+  const parts = distinct(Object.values(DATA.groups)), colour = (part) => at(COLOURS, parts.indexOf(part));
+  const sums = (i) => parts.map((part) => [part, sum(Object.entries(rows[i].ledgers[SECONDS])
+    .map(([line, seconds]) => DATA.groups[line] === part ? seconds : 0))]).filter(([, seconds]) => seconds > 0);
+  strips("step", top, (i) => [0, sum(sums(i).map(([, seconds]) => seconds))], (svg, i, x, y) => {
+    let end = 0;
+    for (const [part, seconds] of sums(i)) {
+      const d = `M${x.at(end)} ${y - 6}H${x.at(end += seconds)}v12H${x.at(end - seconds)}z`;
+      mark(svg, "path", i, { d, fill: colour(part) }, `${part}: ${brief(seconds)} s`);
+    }
+  }, SECONDS);
+  legend(byId("step").lastElementChild, parts.map((part) => [part, colour(part), 1]));
 }

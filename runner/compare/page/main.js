@@ -1,6 +1,6 @@
-// Show the difference of two configurations, and start the page.
+// Show the difference of two runs, and start the page.
 
-/** Show the settings that differ between the two chosen runs. */
+/** Show the settings that differ between the two chosen runs, and the ledgers of their rows. */
 function drawDifference() {
   if (!caption("difference", "", DATA.runs.length > 1)) return;
   const repeat = (n) => n ? `, run ${n + 1}` : "";
@@ -11,16 +11,30 @@ function drawDifference() {
   const all = DATA.settings.map((key, n) => [key, ...pair.map((run) => shown(run, n))]);
   const differing = all.filter(([, one, other]) => one !== other), box = byId("difference").lastElementChild;
   box.replaceChildren();
-  if (!differing.length) return void add(box, "p", {}, "nothing differs");
-  const lines = add(box, "table"), head = ["key", ...pair.map((run) => name.get(run))];
-  for (const cells of [head, ...differing]) {
-    const line = add(lines, "tr");
+  const names = pair.map((run) => name.get(run)), owners = pair.map((run) => rows.find((row) => row.runs.includes(Number(run))));
+  if (differing.length) listed(box, ["key", ...names], differing);
+  else add(box, "p", {}, "nothing differs");
+  for (const title of [SECONDS, GIB]) {
+    const [one, other] = owners.map((row) => row.ledgers[title]);
+    if (!one || !other || one === other) continue;
+    const lines = distinct([...Object.keys(one), ...Object.keys(other)]).map((line) => [line, one[line] ?? 0, other[line] ?? 0]);
+    lines.sort((a, b) => Math.abs(b[2] - b[1]) - Math.abs(a[2] - a[1]));
+    const cells = lines.map(([line, ...values]) => [line, ...[...values, values[1] - values[0]].map((each) => each.toFixed(4))]);
+    listed(box, [title, ...names, "difference"], cells);
+  }
+}
+
+/** Add a table. head: its first line; lines: the others. */
+function listed(box, head, lines) {
+  const table = add(box, "table");
+  for (const cells of [head, ...lines]) {
+    const line = add(table, "tr");
     for (const cell of cells) add(line, cells === head ? "th" : "td", {}, cell);
   }
 }
 
 const DRAWN = [
-  drawTable, drawDots, drawScatter, drawHeat, drawScaling, drawParallel, drawLosses, drawTimes, drawRanks, drawDifference,
+  drawTable, drawDots, drawScatter, drawHeat, drawScaling, drawParallel, drawLosses, drawTimes, drawRanks, drawSteps, drawDifference,
 ];
 
 function redraw() {

@@ -8,11 +8,12 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.compare.comparison import Comparison
 from meshrunner.runner.compare.keys import Keys, row_name
+from meshrunner.runner.compare.page.ledgers import group_of
 from meshrunner.runner.compare.runs import Row, read_runs
 from meshrunner.runner.compare.table import print_columns
 from meshrunner.runner.compare.text_table import Column
 from meshrunner.runner.console import say
-from meshrunner.runner.explain.difference import Difference, explain, group_of
+from meshrunner.runner.explain.difference import Difference, explain
 from meshrunner.runner.explain.ledger import Line
 from meshrunner.runner.explain.memory import MemoryDifference, explain_memory
 from meshrunner.runner.rundir import repeat_of, run_names

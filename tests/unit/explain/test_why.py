@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.comparison import compare_runs
+from meshrunner.runner.compare.page.charted import as_json
+from meshrunner.runner.compare.runs import read_runs
 from meshrunner.runner.rundir import Explanation
 from meshrunner.runner.rundir.files import EXPLANATION, PLAN, write_json
 from meshrunner.runner.verbs.records.compare import compare
@@ -139,6 +142,19 @@ def test_modules_that_differ_most_are_named(tmp_path: Path, capsys: pytest.Captu
         trace.model_copy(update={"modules": modules}).write(folder / EXPLANATION)
     said = explained(base, row, capsys=capsys)
     assert "The modules whose compute differs most are blocks.*.mlp.w1 (+90.00 ms), blocks.1.wq (+10.00 ms)" in said
+
+
+def test_the_page_holds_the_ledgers_of_each_row(tmp_path: Path) -> None:
+    base, row = traced(tmp_path / "a", step_time=0.75), traced(tmp_path / "b", "parallelism=fsdp1", step_time=0.85)
+    planned(row, {"memory/phase": "loss"}, parameters=1.0, activations=2.25)
+    found = json.loads(as_json(compare_runs(read_runs([base, row]))))
+    steps = [each["ledgers"]["seconds per step"] for each in found["rows"]]
+    assert [math.fsum(step.values()) for step in steps] == pytest.approx([0.75, 0.85])
+    assert found["rows"][1]["ledgers"]["GiB at the peak"] == {"parameters": 1.0, "activations": 2.25}
+    assert (
+        found["groups"]["exposed all_gather"] == "exposed communication"
+        and "GiB at the peak" not in found["rows"][0]["ledgers"]
+    )
 
 
 def test_compare_explains_each_row_against_its_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,67 @@
+"""Divides the step time of a traced row into lines, and the peak memory of a row into categories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import chain
+from statistics import median
+
+from meshrunner.runner.compare.runs import Row, Run
+from meshrunner.runner.figures import figure_of, number
+from meshrunner.runner.ledger.allocations import CATEGORIES
+from meshrunner.runner.rundir import Explanation, PlanRecord, Summary
+from meshrunner.runner.rundir.files import EXPLANATION
+
+STEP_TIME = figure_of("perf/step_time_s")
+UNEXPLAINED = "unexplained"
+"""Line with the difference between the measured total and the sum of all other lines."""
+COMPUTE, COMMUNICATION = "compute", "exposed communication"
+GROUPS = {"host in optimizer": "host"} | {name: name for name in ("pipeline wait", "data", "host", UNEXPLAINED)}
+"""Groups of lines that are neither compute nor communication."""
+
+
+def group_of(line: str) -> str:
+    """Return the group of a line: COMPUTE, COMMUNICATION or another one."""
+    return COMMUNICATION if line.startswith("exposed ") else GROUPS.get(line, COMPUTE)
+
+
+def with_rest(lines: Mapping[str, float], whole: float) -> dict[str, float]:
+    """Add the line UNEXPLAINED, so that the lines add up to `whole`."""
+    return {**lines, UNEXPLAINED: whole - math.fsum(lines.values())}
+
+
+def traces(row: Row) -> list[tuple[Run, Explanation]]:
+    """Return the completed runs whose last steps were traced, with their traces."""
+    read = [(run, Explanation.read(run.path / EXPLANATION)) for run in row.completed]
+    # The steps differ if the run was continued without a trace.
+    return [(run, found) for run, found in read if found.seconds and found.steps[1] == run.summary.steps]
+
+
+def traced(row: Row) -> dict[str, float]:
+    """Return the seconds per line of the median traced step, which add up to the median measured step; {} without a trace."""
+    found: list[dict[str, list[float]]] = []
+    for run, trace in traces(row):
+        predicted = run.figures.get("perf/communication_s_median")  # an emulated run waits for no other rank
+        found.append(trace.seconds | ({COMMUNICATION: [predicted]} if predicted else {}))
+    times = row.measured(STEP_TIME)
+    if not found or not times:
+        return {}
+    # A run without a line spent no time on it.
+    lines = {
+        name: median(chain.from_iterable(each.get(name, [0.0]) for each in found)) for each in found for name in each
+    }
+    return with_rest(lines, median(times))
+
+
+def live_memory(row: Row) -> dict[str, float]:
+    """Return the GiB per category that `profiler=memory` measured on a CPU at the peak; {} if it did not."""
+    figures = row.counted[0].record(Summary).as_json()
+    found = {name: number(figures.get(f"memory/live_{name}_gib")) for name in CATEGORIES}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def predicted_memory(row: Row) -> dict[str, float]:
+    """Return the predicted GiB per category at the peak of active memory; {} without a prediction."""
+    categories = row.runs[0].record(PlanRecord).as_json().get("memory/by_category_gib")
+    return {str(name): number(each) or 0.0 for name, each in categories.items()} if isinstance(categories, dict) else {}
