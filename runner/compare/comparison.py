@@ -223,9 +223,9 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
     """Return the index of each row's baseline, keyed by the index of the row. Leave out rows without a baseline. Ignore settings
-    that the baseline's option lacks, such as `model.experts` if the baseline is `model=llama_tiny`, and the version of torch that
-    belongs to an interpreter. If the baseline is a
-    directory with a single row, this row is the baseline of all other rows."""
+    that the baseline's option lacks, such as `model.experts` if the baseline is `model=llama_tiny`, and the version of torch if
+    the baseline is an interpreter. If the baseline is a directory with a single row, this row is the baseline of all other
+    rows."""
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
     own = {
         key,

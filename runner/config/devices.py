@@ -155,7 +155,7 @@ def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevice
 def node_devices(experiment: Experiment) -> NodeDevices:
     """Return the devices of this node for an experiment; raise ConfigError if the experiment cannot run on this node."""
     launch, hardware = experiment.launch, experiment.hardware
-    other = launch.python is not None and is_other(launch.python)
+    other = is_other(launch.python)
     if other and (fault := unsuitable(str(launch.python))):
         raise Incompatible(fault)
     gpus = 0 if isinstance(hardware, CPU) else gpu_count()

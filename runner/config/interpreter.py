@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import requires
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import cache_dir
+from meshrunner.runner.process import receipt
 
 VARIABLE = "MESHRUNNER_PYTHON"
 """Environment variable that holds `launch.python` in the process that it executes, where `sys.executable` may differ from it."""
@@ -31,7 +34,15 @@ print(json.dumps(found))
 
 def is_other(python: str | None) -> bool:
     """Return whether `launch.python` names an interpreter other than this one."""
-    return python not in (None, sys.executable, os.environ.get(VARIABLE))
+    found = shutil.which(python) if python else None
+    return python not in (None, os.environ.get(VARIABLE)) and (
+        not found or _identity(found) != _identity(sys.executable)
+    )
+
+
+def _identity(python: str) -> tuple[Path, Path]:
+    """Return paths that `python` and `python3` of one environment share, but not those of two environments."""
+    return Path(python).parent.resolve(), Path(python).resolve()
 
 
 @cache
@@ -42,17 +53,22 @@ def unsuitable(python: str) -> str:
     needed = [each for each in map(Requirement, requires("meshrunner") or ()) if not each.marker]
     command = [python, "-P", "-c", VERSIONS, *(each.name for each in needed)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except OSError as error:
+        return f"launch.python: cannot execute {python}: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return f"launch.python: {python} does not answer within 60 s"
+    try:
         found = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", "") or str(error)
-        return f"launch.python: cannot use {python}: {said.strip().splitlines()[-1]}"
+    except ValueError:
+        last = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()][-1]
+        return f"launch.python: cannot use {python}: {last}"
     wrong = [
         f"{each.name} {found[each.name]} instead of {each}" if each.name in found else f"no {each.name}"
         for each in needed
         if each.name not in found or not each.specifier.contains(found[each.name], prereleases=True)
     ]
-    return f"launch.python: {python} has {', '.join(wrong)}; install what is missing there" if wrong else ""
+    return f"launch.python: {python} has {', '.join(wrong)}; install them in its environment" if wrong else ""
 
 
 def continue_in(python: str | None, arguments: Sequence[str]) -> None:
@@ -63,15 +79,15 @@ def continue_in(python: str | None, arguments: Sequence[str]) -> None:
     if reason := unsuitable(python):
         raise ConfigError(reason)
     paths = [str(_code()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join(paths), VARIABLE: python}
-    os.execve(python, [python, "-P", "-m", "meshrunner", *arguments], variables)
+    variables = os.environ | receipt.passed_on() | {"PYTHONPATH": os.pathsep.join(paths), VARIABLE: python}
+    os.execve(shutil.which(python) or python, [python, "-P", "-m", "meshrunner", *arguments], variables)
 
 
 def refuse_others(pythons: Iterable[str | None]) -> None:
     """Raise ConfigError if combinations would be traced with the torch of another interpreter."""
     if others := sorted({str(python) for python in pythons if is_other(python)}):
         raise ConfigError(
-            f"launch.python: {others[0]} is another interpreter; with -m, predictions use this one: predict its runs one by one"
+            f"launch.python: runs of {others[0]} cannot be predicted together with others; predict each of them on its own"
         )
 
 
@@ -81,6 +97,6 @@ def _code() -> Path:
     folder = cache_dir() / "code" / hashlib.blake2b(str(package).encode(), digest_size=8).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     for name in (package.name, "hydra_plugins"):
-        if not (folder / name).exists():
+        with suppress(FileExistsError):
             (folder / name).symlink_to(package.with_name(name))
     return folder

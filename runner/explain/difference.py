@@ -95,7 +95,7 @@ class Difference:
         if self.within_noise or not named:
             return ""
         listed = ", ".join(f"{line.name} ({1000 * line.more:+.2f} ms)" for line in named[:3])
-        return f"The modules whose compute differs most are {listed}"
+        return f"Modules whose compute differs most: {listed}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the ledger as a JSON object, in seconds per step."""
@@ -140,7 +140,8 @@ def _modules(base: Row, row: Row) -> list[Line]:
     sums = grouped(lines, lambda name: BLOCK.sub("*", name))
     # If one block makes up most of a difference, it is named instead of all blocks.
     most = {BLOCK.sub("*", line.name): line for line in reversed(lines)}
-    return [most[each.name] if most[each.name].more / (each.more or math.inf) >= MOST else each for each in sums]
+    ratios = {each.name: most[each.name].more / (each.more or math.inf) for each in sums}
+    return [most[each.name] if MOST <= ratios[each.name] <= 1 / MOST else each for each in sums]
 
 
 def _predicted(row: Row) -> dict[str, float]:

@@ -24,6 +24,8 @@ class MemoryDifference:
     lines: list[Line]
     measured: bool
     """Whether `profiler=memory` measured the categories. Otherwise, they are predicted."""
+    peaks_measured: bool
+    """Whether the sums of the lines are measured peaks."""
     phases: tuple[str, str]
     """Predicted parts of the step in which the memory of the baseline and of the row peaks; "" if unknown."""
 
@@ -33,7 +35,7 @@ class MemoryDifference:
 
     def sentence(self) -> str:
         """Return a sentence that names the categories that cause most of the difference."""
-        whole, kind = self.whole, "needs" if self.measured else "is predicted to need"
+        whole, kind = self.whole, "needs" if self.peaks_measured else "is predicted to need"
         if abs(whole.more) <= EQUAL * whole.base:
             return f"{self.own} {kind} as much memory as {self.base} ({_gib(whole.own)} at the peak)"
         size = f"{_gib(abs(whole.more))} {'more' if whole.more > 0 else 'less'} memory than {self.base}"
@@ -63,7 +65,7 @@ def explain_memory(base: Row, row: Row, names: tuple[str, str]) -> MemoryDiffere
         return None
     elif None not in peaks:
         ledgers = [with_rest(lines, peak or 0.0) for lines, peak in zip(ledgers, peaks, strict=True)]
-    return MemoryDifference(*names, compared(*ledgers), measured, (phases[0], phases[1]))
+    return MemoryDifference(*names, compared(*ledgers), measured, measured or None not in peaks, (phases[0], phases[1]))
 
 
 def _gib(value: float) -> str:

@@ -12,7 +12,7 @@ from meshrunner.recipes.parallelism.mesh import mesh_dims
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.profiler.activities import DATA, MODULE
 from meshrunner.runner.profiler.base import ProfiledRun
-from meshrunner.runner.profiler.step_lines import Dims, divide, seconds_by_line, seconds_by_module
+from meshrunner.runner.profiler.step_lines import divide, seconds_by_line, seconds_by_module
 from meshrunner.runner.profiler.trace import TraceProfile, TraceSession
 from meshrunner.runner.rundir import Explanation
 from meshrunner.runner.rundir.files import EXPLANATION, TRACES, rank_trace
@@ -43,8 +43,7 @@ class ExplainSession(TraceSession):
         super().__init__(OPTION, run, run_dir, context)
         sizes = mesh_dims(run.layout.degrees(context.node.count, context.workers))
         data = [name for name in ("replicate", "shard") if sizes.get(name, 1) > 1]
-        others = [name for name in ("context", "expert", "tensor") if getattr(run.layout, name) > 1]
-        self.dims = Dims(" x ".join(data), " x ".join(others))
+        self.dims = (*data, *(name for name in ("context", "expert", "tensor") if getattr(run.layout, name) > 1))
         self._hooks = ExitStack()
 
     def begin(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING
@@ -29,8 +29,10 @@ Fact = int | str | None
 Sections = dict[str, dict[str, Fact]]
 """Facts, keyed by section and name."""
 MODEL, PARAMETERS, COMPILER, PEAK = "model", "parameters", "compiler", "peak memory"
-OF_CODE = (MODEL, PARAMETERS, "losses")
+OF_CODE = (MODEL, PARAMETERS)
 """Sections that do not depend on the operators that torch calls."""
+MOST_DRAWN = 2 * 10**9
+"""Parameters up to which the initial values of a model are drawn, which takes a minute."""
 BLOCK = re.compile(r"(?<=\.)\d+(?=\.)")
 """Number of a block in a parameter's name."""
 
@@ -42,6 +44,7 @@ def exact_facts(experiment: Experiment, device: ExpectedDevices) -> Sections:
     from meshrunner.runner.predict.workload import trace_run
 
     network = experiment.model.on_meta(experiment.seq_len)
+    network.tie_weights()
     found: Sections = {MODEL: _model(experiment, network), PARAMETERS: dict(_parameters(experiment, network))}
     if reason := experiment.untraceable():
         return found | {"trace": {"unavailable": reason}}
@@ -56,7 +59,9 @@ def exact_facts(experiment: Experiment, device: ExpectedDevices) -> Sections:
             raise
         return found | {"trace": {"unavailable": why(error)}}
     if experiment.compile.compiles:
-        breaks = {f"graph break: {reason.splitlines()[0]}": count for reason, count in counters["graph_break"].items()}
+        breaks = Counter[str]()
+        for reason, count in counters["graph_break"].items():
+            breaks[f"graph break: {reason.splitlines()[0]}"] += count
         found[COMPILER] = {"graphs": counters["stats"]["unique_graphs"], **breaks}
     degrees = experiment.parallelism.degrees(experiment.launch.nodes, workload.workers)
     for rank, (trace,) in traces.items():
@@ -81,18 +86,24 @@ def _parameters(experiment: Experiment, network: Network) -> Iterator[tuple[str,
 
     from meshrunner.recipes.model.init_weights import initial_value
 
+    draws = sum(parameter.numel() for parameter in network.parameters()) <= MOST_DRAWN
     alike: dict[str, list[tuple[str, torch.nn.Parameter]]] = defaultdict(list)
     for name, parameter in network.named_parameters():
         alike[BLOCK.sub("*", name)].append((name, parameter))
     for pattern, members in alike.items():
         digest = hashlib.blake2b(digest_size=8)
-        for name, parameter in members:
-            initial = network.initial(name)
-            value = initial_value(name, parameter.shape, initial, experiment.seed, torch.device("cpu"))
-            digest.update(value.numpy().tobytes())
+        for name, parameter in members if draws else ():
+            shape, initial = parameter.shape, network.initial(name)
+            stacked = network.is_stack(name)  # a stack of experts is drawn matrix by matrix, as in `Initialiser`
+            for part in [f"{name}.{number}" for number in range(shape[0])] if stacked else [name]:
+                value = initial_value(
+                    part, shape[1:] if stacked else shape, initial, experiment.seed, torch.device("cpu")
+                )
+                digest.update(value.numpy().tobytes())
         shapes = " or ".join(dict.fromkeys("x".join(map(str, each.shape)) for _, each in members))
         trained = sum(each.requires_grad for _, each in members)
-        yield pattern, f"{len(members)} of {shapes}, {trained} trained, initial values {digest.hexdigest()}"
+        values = f", initial values {digest.hexdigest()}" if draws else ""
+        yield pattern, f"{len(members)} of {shapes}, {trained} trained{values}"
 
 
 def _traced(trace: Trace, degrees: Degrees, expert: int) -> Sections:

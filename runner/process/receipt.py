@@ -15,7 +15,7 @@ VARIABLE = "MESHRUNNER_RECEIPT"
 """Environment variable with the file descriptor to which the child process writes its receipt."""
 
 
-def run_command(flag: str, overrides: Sequence[str]) -> Path:
+def run_command(flag: str, overrides: Sequence[str], *, to_stderr: bool = False) -> Path:
     """Execute `meshrunner run FLAG OVERRIDES` and return the run or sweep directory. The command's output goes to this process's
     terminal or notebook. Pass each Ctrl-C to the command. Raise ConfigError if the command exits with status 2, KeyboardInterrupt
     if it was interrupted, and RuntimeError if it fails in another way or reports no directory."""
@@ -27,6 +27,7 @@ def run_command(flag: str, overrides: Sequence[str]) -> Path:
             env=os.environ | {VARIABLE: str(receipt.fileno())},
             pass_fds=[receipt.fileno()],
             stdin=subprocess.DEVNULL,
+            stdout=sys.stderr if to_stderr else None,
             process_group=0,  # Ctrl-C in the terminal reaches only this process, which passes it on
         )
         while process.poll() is None:
@@ -57,6 +58,14 @@ def accept() -> None:
     _receipt = int(os.environ.pop(VARIABLE))
     os.set_inheritable(_receipt, False)
     die_with_parent(signal.SIGTERM)
+
+
+def passed_on() -> dict[str, str]:
+    """Return the environment variable with which a program that replaces this process continues the receipt; {} without one."""
+    if _receipt is None:
+        return {}
+    os.set_inheritable(_receipt, True)
+    return {VARIABLE: str(_receipt)}
 
 
 def record(key: str, value: object) -> bool:

@@ -63,7 +63,10 @@ class Activity(NamedTuple):
         elif SHARDS.match(name):
             inside = self._replace(sharding=True)
         elif COLLECTIVE.match(name):
-            inside = self._replace(collective=collective_of(name), work="")
+            kind = collective_of(
+                name
+            )  # events such as `record_param_comms` inside `c10d::send` do not name the collective
+            inside = self._replace(collective=self.collective or kind if kind == ANY_COLLECTIVE else kind, work="")
         elif OPERATOR.match(name) and not self.collective:
             inside = self._computing(event)
         if number is not None and inside.module and inside.part == "forward":

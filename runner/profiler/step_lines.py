@@ -55,15 +55,6 @@ class Interval(NamedTuple):
         return (self.end - self.begin) / 1e6
 
 
-class Dims(NamedTuple):
-    """Names of the mesh dimensions over which ranks communicate; "" if there are none."""
-
-    data: str = ""
-    """Dimensions of DDP and FSDP, such as `replicate x shard`."""
-    others: str = ""
-    """Other dimensions, such as `tensor`."""
-
-
 class Step(NamedTuple):
     """A traced step: times in microseconds, and the training thread."""
 
@@ -72,7 +63,8 @@ class Step(NamedTuple):
     updates_from: float
     """Time at which the last backward ends, or the end of a step without backward. What follows belongs to the optimizer."""
     thread: object
-    dims: Dims
+    dims: tuple[str, ...]
+    """Names of the mesh dimensions over which ranks communicate, such as `shard`."""
 
     def line_of(self, activity: Activity, time: float) -> str:
         """Return the line of an activity at a time."""
@@ -82,18 +74,29 @@ class Step(NamedTuple):
         if activity.collective == "transfer":
             return WAIT
         if activity.collective:
-            data, others = self.dims
-            over = data if activity.sharding or not others else f"{data} x {others}" if data and updates else others
-            return f"{EXPOSED}{activity.collective}{' over ' if over else ''}{over}"
+            possible = self._dims_of(activity, updates=updates) or self.dims
+            return f"{EXPOSED}{activity.collective}" + (f" over {possible[0]}" if len(possible) == 1 else "")
         if updates:
             return OPTIMIZER if activity.work else OPTIMIZER_HOST
         return f"{activity.part} {activity.work}" if activity.work else HOST
 
+    def _dims_of(self, activity: Activity, *, updates: bool) -> list[str]:
+        """Return the mesh dimensions over which a collective may communicate."""
+        gathers = activity.collective in ("all_gather", "reduce_scatter")
+        data = [each for each in self.dims if each == "shard" or (each == "replicate" and not gathers)]
+        others = [each for each in self.dims if each not in ("replicate", "shard")]
+        if activity.sharding:
+            return data
+        if updates:
+            return list(self.dims)
+        # DDP reduces gradients during backward.
+        return [*data, *others] if activity.part == "backward" and "shard" not in self.dims else others
 
-def divide(events: Iterable[Event], dims: Dims | None = None) -> list[list[Interval]]:
+
+def divide(events: Iterable[Event], dims: tuple[str, ...] = ()) -> list[list[Interval]]:
     """Return the intervals of each step of a Chrome trace. Each step is divided without remainder."""
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    steps, timeline = _steps(timed, dims or Dims()), Timeline(timed)
+    steps, timeline = _steps(timed, dims), Timeline(timed)
     on_device = [event for event in timed if event.get("cat") in ON_DEVICE]
     return list(_on_device(steps, timed, on_device, timeline) if on_device else _on_cpu(steps, timed, timeline))
 
@@ -140,7 +143,7 @@ def _is_compute(line: str) -> bool:
     return line not in (*IDLE, WAIT) and not line.startswith(EXPOSED)
 
 
-def _steps(timed: list[Event], dims: Dims) -> list[Step]:
+def _steps(timed: list[Event], dims: tuple[str, ...]) -> list[Step]:
     marked = [each for each in timed if each.get("cat") == "user_annotation" and each["name"].startswith(STEP)]
     ends = sorted(each["ts"] + each["dur"] for each in timed if each["name"].startswith(EVALUATED))
     steps = []
@@ -219,13 +222,14 @@ def _correlation(event: Event) -> int:
 def _kernel(event: Event, launch: Event, timeline: Timeline, step: Step) -> Interval:
     activity, end = timeline.at(launch["tid"], launch["ts"]), event["ts"] + event["dur"]
     if event["cat"] == "kernel" and "nccl" in event["name"].lower():
-        # An all-to-all consists of sends and receives.
-        activity = activity._replace(collective=activity.collective or collective_of(event["name"]))
+        if activity.collective in ("", ANY_COLLECTIVE):  # an all-to-all consists of sends and receives
+            activity = activity._replace(collective=collective_of(event["name"]))
         mesh, _, dim = event.get("args", {}).get("Process Group Description", "").partition("mesh_")
         if dim and not mesh:
-            step = step._replace(dims=Dims(dim))
+            step = step._replace(dims=(dim,))
     else:
         activity = activity._replace(work=activity.work or POINTWISE, collective="")
+    activity = activity._replace(part="forward" if activity.part == "data" else activity.part)  # a copy of the batch
     return Interval(event["ts"], end, step.line_of(activity, launch["ts"]), activity.module)
 
 

@@ -88,7 +88,7 @@ def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[
     count = len(gpus) if settings.devices == "auto" else settings.devices
     needs = {run_dir: node_devices(check(read_config(run_dir))) for run_dir in run_dirs} if count > 1 else {}
     if len(needs) < 2 or count < 2 * min(each.processes for each in needs.values()):
-        if any(is_other(check(read_config(run_dir)).launch.python) for run_dir in run_dirs):
+        if any(is_other(read_config(run_dir).get("launch", {}).get("python")) for run_dir in run_dirs):
             return ["this machine"], dict.fromkeys(run_dirs, NodeDevices(MACHINE, 1, 1))
         return [], {}
     if all(each.type == "cpu" for each in needs.values()):

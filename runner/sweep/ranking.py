@@ -88,10 +88,10 @@ def rank(composer: Composer, *, active_only: bool, key: str | None = None) -> li
     config, loader = composer.compose_sweep(), composer.hydra.config_loader
     target = Target(lambda experiment: expected_devices(experiment).workers)
     jobs = check_batch(loader, config, grid(loader, config), 0, target).combinations
+    refuse_others(job.experiment.launch.python for job in jobs if not job.reason)
     if key is not None:
         given = _with_largest(loader, config, jobs, key, active_only=active_only)
         jobs = check_batch(loader, config, given, 0, target).combinations
-    refuse_others(job.experiment.launch.python for job in jobs if not job.reason)
     warn_of_short_sequences(job.runs[0] for job in jobs)
     possible = [job.runs[0].config for job in jobs if not job.reason]
     with naming(f"predicting {len(possible):,} combinations") as progress:

@@ -48,6 +48,10 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
     # The selection may have left out a baseline.
     against = [row_places.get(id(each.row)) if each else None for each in comparison.against]
     axes: dict[tuple[int, ...], int] = {}
+    charted = [
+        _row(row, comparison, figures, axes) | {"baseline": base, "runs": [places[id(run)] for run in row.runs]}
+        for row, base in zip(rows, against, strict=True)
+    ]
     return {
         "keys": comparison.keys,
         "baseline": "=".join(comparison.baseline) if comparison.baseline else None,
@@ -58,12 +62,9 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
         "best_by": comparison.best_by,
         "figures": [_figure(figure) for figure in figures],
         "by_rank": [_figure(each) for each in FIGURES if each.by_rank and any(_ranks(row, each) for row in rows)],
-        "rows": [
-            _row(row, comparison, figures, axes) | {"baseline": base, "runs": [places[id(run)] for run in row.runs]}
-            for row, base in zip(rows, against, strict=True)
-        ],
+        "rows": charted,
         "steps": [list(steps) for steps in axes],
-        "groups": {line: group_of(line) for row in rows for line in traced(row)},
+        "groups": {line: group_of(line) for row in charted for line in row["ledgers"].get("seconds per step", ())},
         "runs": settings,
         "settings": names,
         "texts": texts,

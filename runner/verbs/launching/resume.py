@@ -12,7 +12,7 @@ def resume(arguments: list[str]) -> int:
     from meshrunner.runner.console import say
     from meshrunner.runner.rundir import Summary, read_config, read_state
     from meshrunner.runner.rundir.files import SUMMARY, is_sweep
-    from meshrunner.runner.verbs.launching.run import execute_and_report
+    from meshrunner.runner.verbs.launching.run import execute_and_report, in_its_interpreter
 
     hold_stop_requests()
     given = parse("resume", arguments)
@@ -22,6 +22,7 @@ def resume(arguments: list[str]) -> int:
         from meshrunner.runner.sweep.hydra_launchers import resume_sweep
 
         return resume_sweep(run_dir)
+    in_its_interpreter(run_dir, force=given.force)
     if read_state(run_dir) == "completed":
         trained = Summary.read(run_dir / SUMMARY).steps or 0
         if not more_to_train(check(read_config(run_dir)), run_dir, trained):

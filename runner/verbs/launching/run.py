@@ -1,6 +1,7 @@
 """`meshrunner run`: train one run or, with -m, every combination of a sweep."""
 
 import gc
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Thread
@@ -64,17 +65,25 @@ def _collect_again() -> None:
 
 
 def in_its_interpreter(run_dir: Path, *, force: bool = False) -> None:
-    """Continue in another process if another interpreter executes the run (`launch.python`)."""
-    from meshrunner.runner.config.interpreter import continue_in
+    """Continue in another process if another interpreter executes the run (`launch.python`). Predict the run there."""
+    from meshrunner.runner.config.experiment import check
+    from meshrunner.runner.config.interpreter import VARIABLE, continue_in
+    from meshrunner.runner.launch.nodes import workers_here
     from meshrunner.runner.rundir import read_config
+    from meshrunner.runner.rundir.files import PLAN
+    from meshrunner.runner.sweep.preflight import save_prediction
 
-    python = read_config(run_dir).get("launch", {}).get("python")
+    config = read_config(run_dir)
+    if not (python := config.get("launch", {}).get("python")):
+        return
     continue_in(python, ["resume", str(run_dir), *["--force"] * force])
+    if VARIABLE in os.environ and not (run_dir / PLAN).exists():
+        experiment = check(config)
+        save_prediction(run_dir, config, experiment, workers_here(experiment))
 
 
 def execute_and_report(run_dir: Path, *, force: bool = False, prediction: Thread | None = None) -> int:
     """Execute the run in a directory, print the result, and return the exit status. The arguments are as for `execute`."""
-    in_its_interpreter(run_dir, force=force)
     from meshrunner.runner.launch.execute import execute
     from meshrunner.runner.launch.outcome import exit_status
     from meshrunner.runner.launch.report import report

@@ -11,20 +11,21 @@ from meshrunner.recipes.config_keys import with_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composer, grid
-from meshrunner.runner.config.devices import check_on_devices, expected_devices
+from meshrunner.runner.config.devices import check_on_devices
 from meshrunner.runner.config.experiment import check
-from meshrunner.runner.config.hardware import GPU
+from meshrunner.runner.config.hydra.overrides import as_typed
 from meshrunner.runner.config.interpreter import continue_in, refuse_others
 from meshrunner.runner.console import counted, naming, say
 from meshrunner.runner.rundir import key_of
 from meshrunner.runner.verbs.reference.queries import answered
 
 if TYPE_CHECKING:
-    from meshrunner.runner.compare.runs import Run
     from meshrunner.runner.predict import Sections
 
 HARDWARE = "hardware=h100_80gb"
-"""Hardware that is assumed if none is named, so that a lock file is the same on all machines."""
+"""Hardware that is assumed if none is named, so that a lock file does not depend on this machine's GPUs."""
+FIXED = ("hardware", "steps")
+"""Keys that `--losses` sets itself."""
 
 
 def lock(arguments: list[str]) -> int:
@@ -69,66 +70,64 @@ def lock(arguments: list[str]) -> int:
 
 
 def derived(arguments: Sequence[str], losses: int, command: Sequence[str] = ()) -> dict[str, Sections]:
-    """Derive the facts of each run, keyed by its varying overrides."""
+    """Derive the facts of each run, keyed by its varying overrides. losses: number of steps to train. command: as for `_runs`."""
     from meshrunner.runner.predict import exact_facts
+    from meshrunner.runner.sweep.combinations import configured_workers
 
     found: dict[str, Sections] = {}
     runs = list(_runs(arguments, command))
     with naming(f"deriving the facts of {counted(len(runs), 'run')}") as progress:
-        for i, (name, config, reason) in enumerate(runs):
+        for i, (varied, config, reason) in enumerate(runs):
             if reason:
-                found[name] = {"run": {"impossible": reason}}
+                found[" ".join(varied)] = {"run": {"impossible": reason}}
                 continue
-            experiment = check(config)
-            if experiment.launch.workers == "auto" and isinstance(experiment.hardware, GPU):
-                # The number of this machine's GPUs does not matter.
-                config = with_value(config, "launch.workers", experiment.hardware.devices_per_node)
-            found[name] = exact_facts(*check_on_devices(config))
+            config = with_value(config, "launch.workers", configured_workers(check(config)))
+            found[" ".join(varied)] = exact_facts(*check_on_devices(config))
             progress(i + 1, len(runs))
-    for run in _trained(arguments, losses) if losses else ():
-        name = next(name for name in found if set(name.split()) <= set(run.task))
-        found[name]["losses"] = {f"step {row.step}": repr(row.get("train/loss")) for row in run.events}
+    trained = _trained(arguments, losses) if losses else []
+    for varied, _, reason in runs if losses else ():
+        own = {each for each in varied if key_of(each) not in FIXED}
+        values = next((values for task, values in trained if own <= task), [])
+        if not reason and len(values) != losses:
+            raise ConfigError(f"lock: --losses: {' '.join(varied) or 'the run'} did not train {losses} steps on CPUs")
+        if not reason:
+            found[" ".join(varied)]["losses"] = {f"step {i + 1}": value for i, value in enumerate(values)}
     return found
 
 
-def _trained(arguments: Sequence[str], steps: int) -> list[Run]:
-    """Train for a few steps on this machine's CPUs. Raise ConfigError if a run does not complete."""
+def _trained(arguments: Sequence[str], steps: int) -> list[tuple[set[str], list[str]]]:
+    """Train for a few steps on this machine's CPUs. Return the overrides and the losses of each run."""
     from meshrunner.runner.compare.runs import read_runs
     from meshrunner.runner.process.receipt import run_command
 
     flag = "-m" if {"-m", "--multirun"} & set(arguments) else "--run"
-    own = [each for each in arguments if each not in ("-m", "--multirun") and key_of(each) not in ("hardware", "steps")]
+    own = [each for each in arguments if each not in ("-m", "--multirun") and key_of(each) not in FIXED]
     given = [f"steps={steps}", "measure_after=0", "log_every=1", "tracker=none", "checkpoint=none", "hardware=cpu"]
     with TemporaryDirectory() as folder:
         where = [f"hydra.run.dir={folder}/run", f"hydra.sweep.dir={folder}/sweep"]
-        runs = read_runs([run_command(flag, [*own, *given, *where])])
-        for run in runs:
-            if len(run.events) != steps:
-                raise ConfigError(f"lock: --losses: {run.path.name} is {run.state}: {run.reason}")
-        return runs
+        runs = read_runs([run_command(flag, [*own, *given, *where], to_stderr=True)])
+        return [(set(run.task), [repr(row.get("train/loss")) for row in run.events]) for run in runs]
 
 
-def _runs(arguments: Sequence[str], command: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield the name and the configuration of each run, and the reason why it is impossible, or "". command: arguments of `lock`
-    with which another interpreter (`launch.python`) continues."""
-    from meshrunner.runner.sweep.combinations import Target, check_batch, varying
+def _runs(arguments: Sequence[str], command: Sequence[str]) -> Iterator[tuple[list[str], dict[str, Any], str]]:
+    """Yield the varying overrides and the configuration of each run, and the reason why it is impossible, or ""."""
+    from meshrunner.runner.sweep.combinations import Target, check_batch, configured_workers, varying
 
     composer = Composer("lock", list(arguments))
     composed = composer.single_run()
     if composed is not None:
-        continue_in(composed.config["launch"]["python"], ["lock", *command])
+        continue_in(check(composed.config).launch.python, ["lock", *command])
         if composed.config["hardware"]["kind"] == "auto":
             composed = Composer("lock", [*arguments, HARDWARE]).single_run()
         assert composed is not None
-        yield "", composed.config, ""
+        yield [], composed.config, ""
         return
     config, loader = composer.compose_sweep(), composer.hydra.config_loader
     jobs = grid(loader, config)
     if not any(key_of(each) == "hardware" for each in jobs[0]) and config.hardware.kind == "auto":
         jobs = [[*job, HARDWARE] for job in jobs]
-    target = Target(lambda experiment: expected_devices(experiment).workers)
-    combinations = check_batch(loader, config, jobs, 0, target).combinations
-    varied = varying([job.overrides for job in combinations])
+    combinations = check_batch(loader, config, jobs, 0, Target(configured_workers)).combinations
     refuse_others(job.experiment.launch.python for job in combinations if not job.reason)
+    varied = varying([job.overrides for job in combinations])
     for job in combinations:
-        yield " ".join(each for each in job.overrides if each in varied), job.runs[0].config, job.reason
+        yield as_typed([each for each in job.overrides if each in varied]), job.runs[0].config, job.reason

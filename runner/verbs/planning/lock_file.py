@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -58,7 +58,10 @@ class Lock(NamedTuple):
             raise ConfigError(f"lock: no such file: {path}; `meshrunner lock OVERRIDES` writes it")
         try:
             found = json.loads(path.read_text())
-            runs = {str(name): unfolded(sections) for name, sections in found["runs"].items()}
+            runs = {
+                str(name): {section: dict(facts) for section, facts in unfolded(sections).items()}
+                for name, sections in found["runs"].items()
+            }
             return cls([str(each) for each in found["arguments"]], int(found["losses"]), runs, str(found["torch"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"lock: {path} is damaged ({type(error).__name__}: {error}); write it again") from None
@@ -134,11 +137,7 @@ def table(found: Sequence[Change]) -> list[Column]:
         Column("now", [_text(each.now) for each in found]),
         Column("difference", [each.difference for each in found]),
     ]
-    return columns if len(_runs(found)) > 1 or _runs(found) != {""} else columns[1:]
-
-
-def _runs(found: Iterable[Change]) -> set[str]:
-    return {each.run for each in found}
+    return columns if any(each.run for each in found) else columns[1:]
 
 
 def _text(fact: Any) -> str:

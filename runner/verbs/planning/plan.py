@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.commands.parser import split
 from meshrunner.runner.config.compose import Composed, Composer, warn_of_short_sequences
+from meshrunner.runner.config.experiment import check
 from meshrunner.runner.config.interpreter import continue_in
 from meshrunner.runner.console import console, say, table_of
 from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, Planned, largest_that_fits, predict_config
@@ -33,7 +34,7 @@ def plan(arguments: list[str]) -> int:
 
 @garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
 def _predict(composed: Composed, options: Namespace, arguments: list[str], overrides: list[str]) -> int:
-    continue_in(composed.config["launch"]["python"], ["plan", *arguments])
+    continue_in(check(composed.config).launch.python, ["plan", *arguments])
     for flag in ("best_by", "top", "run", "submit"):
         if getattr(options, flag):
             raise ConfigError(f"plan: --{flag.replace('_', '-')} works with several combinations: add -m")

@@ -52,7 +52,9 @@ def why(arguments: list[str]) -> int:
 
 
 def reasons(comparison: Comparison) -> Iterator[str]:
-    """Yield sentences that explain the difference between each row and its baseline."""
+    """Yield sentences that explain the difference between each row and its baseline. Raise ConfigError without a baseline."""
+    if not any(comparison.against):
+        raise ConfigError("--why: no row has a baseline; add --baseline KEY=VALUE")
     for row, against in zip(comparison.rows, comparison.against, strict=True):
         if against:
             names = (comparison.name(against.row), comparison.name(row))

@@ -141,7 +141,7 @@ def test_modules_that_differ_most_are_named(tmp_path: Path, capsys: pytest.Captu
         }
         trace.model_copy(update={"modules": modules}).write(folder / EXPLANATION)
     said = explained(base, row, capsys=capsys)
-    assert "The modules whose compute differs most are blocks.*.mlp.w1 (+90.00 ms), blocks.1.wq (+10.00 ms)" in said
+    assert "Modules whose compute differs most: blocks.*.mlp.w1 (+90.00 ms), blocks.1.wq (+10.00 ms)" in said
 
 
 def test_the_page_holds_the_ledgers_of_each_row(tmp_path: Path) -> None:
@@ -164,6 +164,8 @@ def test_compare_explains_each_row_against_its_baseline(tmp_path: Path, capsys: 
     folders = [str(tmp_path / name) for name in "abc"]
     assert compare([*folders, "--baseline", "parallelism=fsdp2", "--why"]) == 0
     said = capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--why: no row has a baseline; add --baseline KEY=VALUE"):
+        compare([*folders, "--why"])
     assert "fsdp1 is 13.3% slower than fsdp2 (0.100 s per step): 0.100 s more exposed all_gather" in said
     assert "why: no trace of fsdp1_tp (completed), and no predictions of both" in said
 

@@ -9,7 +9,7 @@ import pytest
 from meshrunner.runner.profiler import step_lines
 from meshrunner.runner.profiler.activities import DATA as DATA_MARK
 from meshrunner.runner.profiler.activities import MODULE, Event
-from meshrunner.runner.profiler.step_lines import DATA, HOST, OPTIMIZER, OPTIMIZER_HOST, WAIT, Dims, divide
+from meshrunner.runner.profiler.step_lines import DATA, HOST, OPTIMIZER, OPTIMIZER_HOST, WAIT, divide
 from tests.unit.profiler.test_shares import GLOO, event, kernel, step
 
 NODE = "autograd::engine::evaluate_function: MmBackward0"
@@ -111,21 +111,51 @@ def test_collectives_are_named_by_the_dimensions_of_the_mesh() -> None:
         event(NODE, 40, 60),
         event("_c10d_functional::all_reduce", 70, 80),
     ]
-    found = step_lines.seconds_by_line(divide(events, Dims("replicate x shard", "tensor")))
+    found = step_lines.seconds_by_line(divide(events, ("replicate", "shard", "tensor")))
     assert {line: SECOND * seconds for line, (seconds,) in found.items()} == pytest.approx(
         {
-            "exposed all_gather over replicate x shard": 6,
+            "exposed all_gather over shard": 6,
             "exposed all_reduce over tensor": 18,
             "exposed collective over tensor": 2,
-            "exposed all_reduce over replicate x shard x tensor": 10,
+            "exposed all_reduce": 10,
             HOST: 34,
             OPTIMIZER_HOST: 30,
         }
     )
     gathers = kernel("ncclDevKernel_AllGather_RING_LL", 2, 8, 21, launched=1)
     gathers[1]["args"]["Process Group Description"] = "mesh_shard"
-    found = step_lines.seconds_by_line(divide([step(1, 0, 10), *gathers], Dims("replicate x shard")))
+    found = step_lines.seconds_by_line(divide([step(1, 0, 10), *gathers], ("replicate", "tensor")))
     assert found["exposed all_gather over shard"] == pytest.approx([6 / SECOND])
+
+
+def test_an_all_reduce_that_may_be_ddps_has_no_dimension() -> None:
+    events = [step(1, 0, 20), event(NODE, 0, 10), event("gloo:all_reduce", 2, 8, GLOO, "user_annotation")]
+    assert "exposed all_reduce" in step_lines.seconds_by_line(divide(events, ("replicate", "tensor")))
+    assert "exposed all_reduce over replicate" in step_lines.seconds_by_line(divide(events, ("replicate",)))
+    assert "exposed all_reduce over tensor" in step_lines.seconds_by_line(divide(events, ("shard", "tensor")))
+
+
+def test_nccl_events_inside_a_collective_do_not_rename_it() -> None:
+    def inside(name: str, begin: float, end: float) -> list[Event]:
+        return [event(name, begin, end), event("record_param_comms", begin, end), event("nccl:x 0->1", begin, end)]
+
+    events = [
+        step(1, 0, 100),
+        *inside("c10d::send", 0, 2),
+        *kernel("ncclDevKernel_SendRecv", 10, 60, 21, launched=1),
+        *inside("c10d::_allgather_base_", 2, 4),
+        *kernel("ncclDevKernel_AllGather_RING_LL", 60, 70, 21, launched=3),
+        event("record_param_comms", 4, 6),  # coalesced sends
+        *kernel("ncclDevKernel_SendRecv", 70, 80, 22, launched=5),
+    ]
+    assert lines(events) == pytest.approx({HOST: 30, WAIT: 60, "exposed all_gather": 10})
+
+
+def test_a_copy_of_the_batch_is_compute() -> None:
+    copy = event("Memcpy HtoD", 2, 7, 7, "gpu_memcpy", correlation=1)
+    launch = event("cudaMemcpyAsync", 1, 2, cat="cuda_runtime", correlation=1)
+    events = [step(1, 0, 10), mark(DATA_MARK, 0, 5), launch, copy]
+    assert lines(events) == pytest.approx({"forward pointwise": 5, DATA: 2, HOST: 3})
 
 
 def test_modules_are_followed_into_backward() -> None:

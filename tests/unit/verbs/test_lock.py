@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.runner.predict import Sections
 from meshrunner.runner.verbs.planning.lock import derived, lock
 from meshrunner.runner.verbs.planning.lock_file import changes, folded, unfolded
+from tests import composed
 
 OWN = Path(__file__).with_name("own_model.py").read_text()
 OPTION = """kind: {name}:GPT
@@ -108,19 +113,18 @@ class User:
         self.count += 1
         name = f"own{self.count}_{id(self)}"
         text = OWN.replace(old, new) if old else OWN
-        (self.folder / f"{name}.py").write_text(
-            text.replace("SPREAD /", "SPREAD /").replace("class GPT(", "SPREAD = 0.02\n\n\nclass GPT(")
-        )
+        (self.folder / f"{name}.py").write_text(text.replace("class GPT(", "SPREAD = 0.02\n\n\nclass GPT("))
         (self.folder / "model").mkdir(exist_ok=True)
         (self.folder / "model" / "own.yaml").write_text(OPTION.format(name=name))
         return derived([f"--config-dir={self.folder}", *SMALL, *overrides], 0)[""]
 
 
 @pytest.fixture(scope="module")
-def user(tmp_path_factory: pytest.TempPathFactory) -> User:
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
     folder = tmp_path_factory.mktemp("user")
-    pytest.MonkeyPatch().syspath_prepend(str(folder))
-    return User(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield User(folder)
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +185,38 @@ def test_check_returns_3_and_update_accepts(
     assert "1 fact changed, perhaps because torch changed from 2.12.0 to " in said
     assert "forward of blocks 0 to 1" in said and "| 8 calls, 5 FLOPs | 7 calls, " in said
     assert lock(["--update"]) == 0 and lock(["--check"]) == 0
+    file.write_text(json.dumps(content | {"runs": {"": {"model": 5}}}))
+    with pytest.raises(ConfigError, match="is damaged"):
+        lock(["--check"])
     file.write_text("{}")
     with pytest.raises(ConfigError, match="is damaged"):
         lock(["--check"])
     with pytest.raises(ConfigError, match="omit yours"):
         lock(["--check", "steps=3"])
+
+
+def test_experts_are_drawn_as_in_a_run(tmp_path: Path) -> None:
+    """A stack of experts is drawn matrix by matrix."""
+    given = ("model=moe_tiny", "data=random", "seq_len=32", "launch.workers=2")
+    (found,) = derived(given, 0).values()
+    experiment = composed.experiment(*given)
+    network = experiment.model.network(32)
+    Initialiser(network, experiment.seed, torch.device("cpu")).materialise(network)
+    names = [name for name, _ in network.named_parameters() if "experts.w1" in name]
+    digest = hashlib.blake2b(digest_size=8)
+    for name in names:
+        digest.update(network.get_parameter(name).detach().numpy().tobytes())
+    (stated,) = (str(fact) for name, fact in found["parameters"].items() if "experts.w1" in name)
+    assert names and stated.endswith(f"initial values {digest.hexdigest()}")
+
+
+@pytest.mark.slow
+def test_losses_are_locked_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = ["data=random", "seq_len=32", "model.n_layers=1", "launch.workers=1", "micro_batch=1,2", "steps=7", "-m"]
+    assert lock([*tiny, "sweep.exclude=[micro_batch=2]", "--losses", "2"]) == 0
+    runs = json.loads((tmp_path / "meshrunner.lock.json").read_text())["runs"]
+    assert runs["micro_batch=2"]["run"]["impossible"].startswith("sweep.exclude")
+    losses = runs["micro_batch=1"]["losses"]
+    assert list(losses) == ["step 1", "step 2"] and 5 < float(losses["step 1"]) < 10
+    assert lock(["--check"]) == 0
