@@ -97,7 +97,7 @@ class Difference:
         size = f"{self.own} is {kind}{size} than {self.base} ({_time(abs(self.seconds))} per step)"
         unexplained = next(line.more for line in self.lines if line.name == UNEXPLAINED)
         if abs(unexplained) >= abs(self.seconds):
-            return f"{size}, but the ledger does not show where, so no cause is named"
+            return f"{size}, but the ledger does not explain the difference, so no cause is named"
         causes: list[str] = []
         explained = 0.0
         for line in sorted(self.lines, key=lambda line: -line.more / self.seconds):
@@ -143,7 +143,8 @@ def explain(base: Row, row: Row, names: tuple[str, str]) -> Difference:
         return Difference(*names, predicted, False, False, [])
     states = [f"{name} ({each.state})" for name, each in zip(names, (base, row), strict=True) if name not in traced]
     raise ConfigError(
-        f"why: no trace of {' and '.join(states)}, and no predictions of both; sweep.explain=true traces runs"
+        f"why: no trace of {' and '.join(states)}, and at least one of the two runs has no prediction; "
+        "use sweep.explain=true to trace runs"
     )
 
 

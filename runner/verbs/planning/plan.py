@@ -34,7 +34,7 @@ def plan(arguments: list[str]) -> int:
 def _predict(composed: Composed, options: Namespace, arguments: list[str], overrides: list[str]) -> int:
     for flag in ("best_by", "top", "run", "submit"):
         if getattr(options, flag):
-            raise ConfigError(f"plan: --{flag.replace('_', '-')} works with several combinations: add -m")
+            raise ConfigError(f"plan: --{flag.replace('_', '-')} needs several combinations; add -m")
     how = {"active_only": options.active, "with_timeline": options.html is not None}
     if options.max is None:
         planned = Planned(predict_config(composed.config, **how))
