@@ -33,7 +33,7 @@ SOURCES = {
     "titan 2024-12": (
         "[torchtitan](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md), "
         "December 2024. The runs used H100s with a power limit of 500 W. torchtitan's launch script set expandable segments. "
-        "Weights were gathered in float8, except in the rows with tensor parallelism, which gathered activations in float8. With "
+        "The runs gathered weights in float8. Runs with tensor parallelism gathered activations in float8 instead. With "
         "pipelines, these gathers also overlapped with matmuls"
     ),
     "Trainy": (

@@ -16,7 +16,7 @@ Phase = Literal[
     "building the model",
     "loading the checkpoint",
     "opening the data",
-    "measuring the peak of this CPU",
+    "measuring the peak FLOP/s of this CPU",
     "the first step",
     "compiling, in the first step",
     "saving a checkpoint",

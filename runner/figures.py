@@ -164,16 +164,17 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "the part of the step spent compiling, on the slowest rank",
            over_ranks="max"),
     Figure("perf/checkpoint_time_s", "s", "checkpoint", SECONDS, "saves", "median",
-           "time for which saving a checkpoint stopped training before the step, on the slowest rank; 0 if none was saved. "
-           "With `checkpoint=dcp_async`, training continues once the copy to host memory is complete and the previous "
-           "checkpoint is on disk"),
+           "time for which training stopped before the step to save a checkpoint, on the slowest rank; 0 if none was "
+           "saved. With `checkpoint=dcp_async`, training continues once the copy to host memory is complete and the "
+           "previous checkpoint is on disk"),
     Figure("perf/comm_allocations", "buffers", "", "{:,.0f}".format, "median", "",
            "number of all-gather outputs and reduction inputs allocated in the step, mean over ranks. With "
            "`parallelism.buffers=max_pool` or `scheduled`, all buffers are allocated in the first step and none later",
            over_ranks="mean", optional=True),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
            "time from the start of the last attempt to the end of its first step on the device. `cold` marks the first run of a "
-           "command, which has no warm processes or caches. A cold run counts only if every repeat is cold", but="cold"),
+           "command, which has no warm processes or caches. Cold runs are left out unless every repeat is cold",
+           but="cold"),
     Figure("train/loss", "nats per token", "loss", "{:.4f}".format, "final", "median min max",
            "cross entropy in fp32, mean over all tokens of the step on all ranks", over_ranks="mean"),
     Figure("train/mtp_loss", "nats per token", "", "{:.4f}".format, "final", "",
@@ -182,7 +183,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("train/grad_norm", "", "grad norm", "{:.3f}".format, "", "",
            "2-norm of the whole gradient before clipping, the same on every rank and in every layout"),
     Figure("train/lr", "", "", NUMBER, "", "", "learning rate of the step"),
-    Figure("train/tokens", "tokens", "", "{:,}".format, "", "", "tokens trained on up to and including this step"),
+    Figure("train/tokens", "tokens", "", "{:,}".format, "", "", "tokens in all steps up to and including this one"),
     Figure("experts/max_violation", "", "expert imbalance", NUMBER, "median", "median",
            "(largest load of an expert / mean load in the same block) - 1, maximum over blocks. An expert's load is the number "
            "of its tokens in the step, over all ranks", over_ranks="mean", optional=True),
@@ -211,7 +212,7 @@ FIGURES: tuple[Figure, ...] = (
            "share of the profiled steps' time in which neither a compute kernel nor a collective runs"),
     Figure("memory/peak_live_gib", "GiB", "peak of live tensors", "{:.3f} GiB".format, "once", "",
            "`profiler=memory` on a CPU: peak bytes of live tensors in the profiled steps, on the traced rank with the highest "
-           "peak. `memory/live_*_gib` divides the peak by purpose"),
+           "peak. `memory/live_*_gib` splits the peak by purpose"),
 )
 # fmt: on
 """The figures, in the order of table columns and of docs/figures.md."""

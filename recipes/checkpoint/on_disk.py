@@ -139,7 +139,7 @@ def _read_record(folder: Path) -> Record:
     try:
         content = path.read_bytes()
         if (found := from_json(content).get("format", 1)) != FORMAT:
-            raise OtherFormat(f"its format is {found!r:.20}, but this version reads only format {FORMAT}")
+            raise OtherFormat(f"its format is {found!r:.20}, but this version of meshrunner reads only format {FORMAT}")
         return TypeAdapter(Record).validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]

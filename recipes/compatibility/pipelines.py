@@ -74,7 +74,7 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: _splits(p) and r.activation_checkpoint.kind != "none",
         where="activation_checkpoint",
-        reason=f"{SPLIT} recompute a block once for every group of weights, or fail",
+        reason=f"{SPLIT} recompute a block several times, once for each group of its weights, or fail",
         instead=f"activation_checkpoint=none, or {WHOLE_BACKWARD}",
     ),
     Conflict(

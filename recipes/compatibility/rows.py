@@ -9,7 +9,7 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: p.kind == "single" and d.devices > d.pipeline,
         where="parallelism",
-        reason="single trains on one device",
+        reason="parallelism=single trains on one device",
         instead="launch.workers=1, or parallelism=fsdp2",
     ),
     Conflict(
@@ -96,7 +96,10 @@ ROWS = [
             and r.activation_checkpoint.kind == "memory_budget"
         ),
         where="activation_checkpoint",
-        reason="torch's knapsack partitioner cannot handle blocks with process groups of tensor, expert or context parallelism",
+        reason=(
+            "memory_budget uses torch's knapsack partitioner, which cannot handle blocks with process groups of "
+            "tensor, expert or context parallelism"
+        ),
         instead="activation_checkpoint=selective_op",
     ),
     Conflict(
@@ -127,7 +130,7 @@ ROWS = [
         when=lambda r, p, d: p.kind == "fsdp1" and isinstance(p.reshard_after_forward, int),
         where="parallelism.reshard_after_forward",
         reason="FSDP1 either keeps a unit's parameters gathered after forward or reshards them fully",
-        instead="always, never or except_last, or parallelism=fsdp2",
+        instead="parallelism.reshard_after_forward=always, never or except_last, or parallelism=fsdp2",
     ),
     Conflict(
         when=lambda r, p, d: p.kind == "fsdp1" and d.shard == 1 and d.tensor > 1,
@@ -164,7 +167,10 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: d.context > 1 and r.seq_len % p.sequence_pieces > 0,
         where="seq_len",
-        reason="sequences are cut into context (ulysses) or 2 x context (allgather) pieces, times tensor if sequence_parallel",
+        reason=(
+            "each sequence is cut into equal pieces: context (ulysses) or 2 x context (allgather), "
+            "times tensor if sequence_parallel"
+        ),
         instead="a seq_len that is a multiple of the number of pieces",
     ),
     Conflict(
@@ -187,14 +193,17 @@ ROWS = [
             and r.activation_checkpoint.repeats_exchange
         ),
         where="activation_checkpoint.save",
-        reason="repeating the exchange of tokens in a compiled block needs the token counts, which torch cannot save",
+        reason=(
+            "recomputing the token exchange of experts in a compiled block needs the token counts, "
+            "which torch cannot save"
+        ),
         instead="a save list that includes _c10d_functional.all_to_all_single, activation_checkpoint=full, or compile=eager",
     ),
     Conflict(
         when=lambda r, p, d: p.expert > 1 and isinstance(p.reshard_after_forward, int),
         where="parallelism.reshard_after_forward",
         reason="experts are sharded over fewer devices than the rest of a unit, so no single number of devices fits both",
-        instead="always, never or except_last",
+        instead="parallelism.reshard_after_forward=always, never or except_last",
     ),
     Conflict(
         when=lambda r, p, d: r.seq_len <= r.model.tokens_ahead,
@@ -224,7 +233,7 @@ ROWS = [
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.reshard_after_forward not in ("auto", p.reshard(2)),
         where="parallelism.reshard_after_forward",
         reason="megatron_fsdp reshards every unit after forward with zero=3, and does not shard parameters with zero=0 to 2",
-        instead="parallelism.reshard_after_forward=auto, with parallelism.zero=3 to reshard, or zero=0 to 2 to keep parameters",
+        instead="parallelism.reshard_after_forward=auto; parallelism.zero=3 reshards, zero=0 to 2 keep parameters",
     ),
     Conflict(
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.zero >= 2 and p.accumulate == "hold",

@@ -85,7 +85,9 @@ class CapturedStep:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise ConfigError(f"compile.cuda_graph: cannot capture the step; set the key to false. {error}") from error
+            raise ConfigError(
+                f"compile.cuda_graph: cannot capture the step; use compile.cuda_graph=false. {error}"
+            ) from error
         return graph
 
     def _constants(self, batches: Batches) -> Any:

@@ -19,7 +19,7 @@ from meshrunner.recipes.errors import ConfigError
 
 def _not_missing(value: Any) -> Any:
     if value in (None, "", "???"):
-        raise PydanticCustomError("no_path", "is missing; expected a file, a directory or a glob pattern")
+        raise PydanticCustomError("no_path", "this key is missing; expected a file, a directory or a glob pattern")
     return value
 
 
@@ -98,13 +98,13 @@ class Jsonl(LocalText):
                     is_array = number == 1 and line.lstrip().startswith(b"[")
                     rows = from_json(line + file.read()) if is_array else [from_json(line.decode())]
                     if not all(isinstance(row, dict) for row in rows):
-                        raise ValueError("it is not an object")
+                        raise ValueError("it contains another JSON value")
                     yield from rows
             return
         except UnicodeDecodeError:
             what = f"line {number} is not UTF-8 text"
         except ValueError as error:
-            what = f"line {number} is not JSON ({error})"
+            what = f"line {number} is not a JSON object ({error})"
         except (OSError, EOFError, zlib.error) as error:
             what = f"cannot be read ({error})"
         raise ConfigError(f'data.path: \'{name}\' {what}; expected one JSON object per line, such as {{"text": "..."}}')

@@ -96,8 +96,9 @@ class PackedSequences:
             idle_since = None if produced else idle_since or time.monotonic()
             if idle_since is not None and time.monotonic() - idle_since > PRODUCER_TIMEOUT_S:
                 raise RuntimeError(
-                    f"data: only {progress.tokens:,} tokens are cached, and no process packs more. The packing process died, or "
-                    f"the files in data.path have changed (cache entry {self.entry.folder}); start the run again"
+                    f"data: only {progress.tokens:,} tokens are cached, and no process is packing more. The packing "
+                    f"process died, or the files in data.path have changed (cache entry {self.entry.folder}); "
+                    "start the run again"
                 )
             time.sleep(PROGRESS_POLL_S)
         check_length(progress, self.spec.seq_len)

@@ -127,8 +127,8 @@ class PackedText(Data):
         if vocab > spec.vocab_size:
             key = "data.vocab_size" if self.tokenizer is None else "data.tokenizer"
             raise ConfigError(
-                f"model.vocab_size({spec.vocab_size}) is smaller than the tokenizer's vocabulary, {key}({vocab}); "
-                "raise model.vocab_size or choose a smaller tokenizer"
+                f"model.vocab_size({spec.vocab_size}) is smaller than the tokenizer's vocabulary of {vocab} tokens "
+                f"({key}); raise model.vocab_size or choose a smaller tokenizer"
             )
 
     def _model(self, spec: DataSpec) -> tuple[bytes, str]:

@@ -51,7 +51,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
                 "for the 256 byte values and the frequent characters; raise model.vocab_size (or data.vocab_size)"
             ) from None
         raise ConfigError(
-            f"data: sentencepiece cannot train a tokenizer on this text: {why}; set data.tokenizer"
+            f"data: sentencepiece cannot train a tokenizer on this text: {why}; set data.tokenizer to a .model file"
         ) from None
     return model.getvalue()
 

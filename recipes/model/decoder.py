@@ -69,7 +69,7 @@ class Experts(Section):
         if self.normalize and self.per_token == 1:
             raise PydanticCustomError(
                 "experts",
-                "with per_token(1), normalize(true) divides the only weight by itself, and the router would never learn; "
+                "with per_token=1, normalize=true divides the only weight by itself, and the router would never learn; "
                 "use normalize=false",
             )
         return self
@@ -120,7 +120,7 @@ class Decoder(Model):
             )
         if self.rope_theta is None and self.rope_scaling is not None:
             raise PydanticCustomError(
-                "rope_scaling", "there is nothing to scale without rope_theta; use rope_scaling=null"
+                "rope_scaling", "rope_scaling has no effect without rope_theta; use rope_scaling=null"
             )
 
     def weights(self) -> Iterator[tuple[str, int]]:
@@ -219,8 +219,8 @@ class Decoder(Model):
         heads, key_heads = self.n_heads // tensor, max(1, self.n_kv_heads // tensor)
         if method == "ulysses" and (heads % context or (key_heads % context and context % key_heads)):
             found.append(
-                f"parallelism.context_method: ulysses divides the heads of a device among {context} devices, but {heads} query "
-                f"heads and {key_heads} key heads cannot be divided; use allgather, or another parallelism.context"
+                f"parallelism.context_method: ulysses cannot divide a device's {heads} query heads and {key_heads} key "
+                f"heads among {context} devices; use allgather, or another parallelism.context"
             )
         return found
 

@@ -59,7 +59,8 @@ class MoE(Llama):
         if self.dense_layers >= self.n_layers:
             raise PydanticCustomError(
                 "experts",
-                f"dense_layers({self.dense_layers}) leaves no layer of n_layers({self.n_layers}) for experts; use kind llama",
+                f"dense_layers({self.dense_layers}) must be below n_layers({self.n_layers}), otherwise no layer has "
+                "experts; use kind=llama for a dense model",
             )
         return self
 

@@ -73,7 +73,7 @@ class Network(nn.Module):
         return False
 
     def exchanged_elements(self, block: int) -> int:
-        """Return the elements per token that one all-to-all sends to a block's experts; 0 if the block has no experts."""
+        """Return the number of elements per token that one all-to-all sends to a block's experts; 0 without experts."""
         return 0
 
     def calls(self, name: str) -> int:

@@ -47,7 +47,9 @@ class Constant(LRSchedule):
         # Do not remark on the shipped warm-up, because trial runs of a few steps are common.
         if self.warmup_steps < steps or self.warmup_steps == SHIPPED_WARMUP:
             return []
-        return [f"lr_schedule.warmup_steps({self.warmup_steps}) lasts all of steps({steps}): the rate only rises"]
+        return [
+            f"lr_schedule.warmup_steps({self.warmup_steps}) is not below steps({steps}): the learning rate only rises"
+        ]
 
 
 class Warmup(LRSchedule):
@@ -73,7 +75,7 @@ class Warmup(LRSchedule):
     def remarks(self, steps: int) -> list[str]:
         for key, length in (("total_steps", self.total_steps), ("steps", steps)):
             if self.warmup_steps >= length:
-                return [f"lr_schedule.warmup_steps({self.warmup_steps}) lasts all of {key}({length}): no decay follows"]
+                return [f"lr_schedule.warmup_steps({self.warmup_steps}) is not below {key}({length}): no decay follows"]
         return []
 
 

@@ -155,7 +155,8 @@ def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
         many = counted(combinations, "combination")
         raise ConfigError(
-            f"calibrate: found {many} with a measured speed, but at least {FEWEST} are needed{':' if reasons else ''}{reasons}"
+            f"calibrate: found {many} with a measured speed, but at least {FEWEST} are needed"
+            f"{'. Left out:' if reasons else ''}{reasons}"
         )
 
 

@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
 
 def _converted(given: Argument | Flag, text: str) -> Any:
     if not text:
-        raise argparse.ArgumentTypeError(f"expected {given.metavar}, got an empty text")
+        raise argparse.ArgumentTypeError(f"expected {given.metavar}, got an empty string")
     if given.value == "number":
         try:
             return int(text)

@@ -87,7 +87,10 @@ def legend(comparison: Comparison) -> Iterator[str]:
     against = [each for each in comparison.against if each is not None]
     tested = [each.speed.within_noise for each in against if each.speed.percent is not None]
     if True in tested:
-        yield f"~ within noise: the speeds do not differ significantly, at a level of {ALPHA:.0%} for the whole table (Holm)"
+        yield (
+            f"~ within noise: the speeds do not differ significantly at the {ALPHA:.0%} level, Holm-corrected for the "
+            "whole table"
+        )
     if None in tested:
         yield f"not tested: a test for noise needs {REPEATS} completed runs on each side"
     if (visible := comparison.noise.visible()) is not None:
@@ -101,8 +104,8 @@ def legend(comparison: Comparison) -> Iterator[str]:
         yield f"on CPUs, speeds are compared by {title}, because other processes distort wall-clock time"
     if any(each is not None for each in comparison.scaling):
         yield (
-            f"scaling: {WPS.title} by wall-clock time, in percent of the row that has the fewest devices and the same "
-            "other settings; 100% is ideal"
+            f"scaling: {WPS.title} by wall-clock time, in percent of the row with the fewest devices and otherwise "
+            "equal settings; 100% is ideal"
         )
     kinds = {each.verdict.kind for each in against}
     if kinds & {"agrees", "differs"}:
@@ -122,8 +125,8 @@ def legend(comparison: Comparison) -> Iterator[str]:
         yield "a row of several runs shows their median, their lowest p10 and highest p90, and their highest memory peaks"
     if any(emulated(row.runs[0]) for row in comparison.rows):
         yield (
-            "emulated: one device executed this rank alone. Its compute and memory are measured, communication is predicted, and "
-            "there is no loss"
+            "emulated: one device executed only the named rank. Its compute and memory are measured, its "
+            "communication is predicted, and there is no loss"
         )
     completed = [run for row in comparison.rows for run in row.completed]
     yield from dict.fromkeys(filter(None, map(_few_steps, completed)))
@@ -137,8 +140,8 @@ def other_workloads(parts: set[str], runs: Iterable[Run]) -> Iterator[str]:
         found = [run.workload["batch"] for run in runs]
         batches = sorted({batch for batch in found if isinstance(batch, int) and batch > 0})
         yield (
-            f"{OTHER['batch']}: the global batch is {first_of([*map(str, batches)])} sequences, which affects the "
-            f"speed; global_batch={math.lcm(*batches)} makes the batch equal in all rows"
+            f"{OTHER['batch']}: the global batch differs ({first_of([*map(str, batches)])} sequences), which affects "
+            f"the speed; global_batch={math.lcm(*batches)} makes the batch equal in all rows"
         )
 
 
@@ -147,9 +150,7 @@ def _few_steps(run: Run) -> str:
     if left is None or left >= FEWEST_STEPS:
         return ""
     after, steps = (text(run.config.get(key)) for key in ("measure_after", "steps"))
-    return (
-        f"measure_after({after}) leaves {left or 'none'} of steps({steps}): too few for a reliable speed; raise steps"
-    )
+    return f"measure_after={after} leaves {left or 'none'} of {steps} steps: too few for a reliable speed; raise steps"
 
 
 def reasons(comparison: Comparison) -> list[str]:

@@ -208,7 +208,8 @@ def warn_of_short_sequences(runs: Iterable[Composed]) -> None:
         if isinstance(dim, int) and dim >= WIDE and run.config["seq_len"] == default and not typed:
             usual = f"models with model.dim={dim} are usually trained on longer sequences, which take more memory"
             warn(
-                f"seq_len={default} is the default for tiny models; {usual}. Set seq_len=8192, or seq_len={default} to keep it"
+                f"seq_len={default} is the default for tiny models; {usual}. "
+                f"Set seq_len=8192, or seq_len={default} to keep the default"
             )
             return
 

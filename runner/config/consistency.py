@@ -27,11 +27,15 @@ def fit(experiment: Experiment, workers: int) -> None:
     if experiment.sweep.explain and (kind := experiment.profiler.kind) != "none":
         found.append(f"sweep.explain and profiler={kind} would profile the same run; choose one of them")
     if experiment.sweep.explain and experiment.compile.cuda_graph:
-        found.append("sweep.explain needs the operators that launch kernels, but a replayed CUDA graph has none")
+        found.append(
+            "sweep.explain needs the operators that launch kernels, but a replayed CUDA graph has none; use "
+            "compile.cuda_graph=false or sweep.explain=false"
+        )
     found += _emulation_problems(experiment, workers)
     if experiment.compile.async_tensor_parallel and layout.tensor > workers:
         found.append(
-            f"compile.async_tensor_parallel needs tensor({layout.tensor}) GPUs on one node, but a node has {workers}"
+            f"compile.async_tensor_parallel needs parallelism.tensor={layout.tensor} GPUs on one node, but a node has "
+            f"{workers}"
         )
     if experiment.compile.cuda_graph and experiment.measure_after <= WARM_UP:
         first, given = WARM_UP + 1, experiment.measure_after
@@ -106,13 +110,13 @@ def _remarks(experiment: Experiment) -> list[str]:
             found.append(f"sweep.explain has no effect: steps({experiment.steps}) must be at least {needed}")
     if experiment.measure_after >= experiment.steps:
         found.append(
-            f"measure_after({experiment.measure_after}) excludes all of steps({experiment.steps}): the speed of this run "
-            "will be unknown, and its peak memory includes the start-up; raise steps"
+            f"measure_after={experiment.measure_after} excludes all steps (steps={experiment.steps}): the speed of "
+            "this run will be unknown, and its peak memory will include the start-up; raise steps"
         )
     if objective.startswith("trace/") and experiment.profiler.kind != "trace":
-        found.append(f"objective({objective}) is known only with a trace; use profiler=trace")
+        found.append(f"objective={objective} is known only with a trace; use profiler=trace")
     if objective == "perf/checkpoint_time_s" and not experiment.checkpoint.saves:
-        found.append(f"objective({objective}) is known only if a checkpoint is saved; use checkpoint=dcp")
+        found.append(f"objective={objective} is known only if a checkpoint is saved; use checkpoint=dcp")
     if precision.compute == "fp8" and not experiment.compile.is_partitioned:
         found.append(
             "precision=float8 without inductor: scaling and casting run as separate kernels, which is slow; use "

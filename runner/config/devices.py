@@ -104,7 +104,8 @@ def too_few_cores(devices: NodeDevices) -> str | None:
         return None
     return (
         f"{counted(cores(), 'CPU core')} for {counted(devices.processes, 'worker')} on GPUs: with fewer than {FEWEST_CORES} "
-        "per worker, the GPUs wait for the CPU. Under SLURM, request more with hydra.launcher.cpus_per_task or cpus_per_gpu"
+        "cores per worker, the GPUs wait for the CPU. Under SLURM, request more with hydra.launcher.cpus_per_task or "
+        "cpus_per_gpu"
     )
 
 

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.secrets import WHERE, is_secret
 
-EXPORT = "the launching process reads it too; export it before the command, on SLURM in hydra.launcher.preamble"
+EXPORT = "the launching process also reads it; export it before the command, or with SLURM in hydra.launcher.preamble"
 WITHOUT_EFFECT = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "the launcher sets it for each worker"),
     **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), "the launcher opens the rendezvous; launch.port sets its port"),
@@ -40,7 +40,9 @@ def effective(variables: dict[str, str]) -> dict[str, str]:
         )
     reasons = WITHOUT_EFFECT | {name: EXPORT for name in variables if name.startswith(OF_THE_LAUNCHER)}
     if idle := [f"{name} ({reasons[name]})" for name in sorted(variables) if name in reasons]:
-        raise PydanticCustomError("no_effect", "these would have no effect here: {idle}", {"idle": ", ".join(idle)})
+        raise PydanticCustomError(
+            "no_effect", "these variables would have no effect here: {idle}", {"idle": ", ".join(idle)}
+        )
     threads = variables.get(THREADS, "1")
     if not (threads.isascii() and threads.isdecimal() and int(threads) > 0):
         raise PydanticCustomError(

@@ -80,7 +80,7 @@ class Difference:
         size = f"{self.own} is {kind}{size} than {self.base} ({_time(abs(self.seconds))} per step)"
         unexplained = next(line.more for line in self.lines if line.name == UNEXPLAINED)
         if abs(unexplained) >= abs(self.seconds):
-            return f"{size}, but the ledger does not show where, so no cause is named"
+            return f"{size}, but the ledger does not explain the difference, so no cause is named"
         equal = [
             line.name
             for line in self.groups()
@@ -117,7 +117,8 @@ def explain(base: Row, row: Row, names: tuple[str, str]) -> Difference:
         return Difference(*names, predicted, False, False, [], [])
     states = [f"{name} ({each.state})" for name, each, lines in zip(names, rows, measured, strict=True) if not lines]
     raise ConfigError(
-        f"why: no trace of {' and '.join(states)}, and no predictions of both; sweep.explain=true traces runs"
+        f"why: no trace of {' and '.join(states)}, and at least one of the two runs has no prediction; "
+        "use sweep.explain=true to trace runs"
     )
 
 

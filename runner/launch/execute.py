@@ -98,8 +98,8 @@ def _resumes(run_dir: Path, experiment: Experiment) -> str:
     with suppress(ConfigError):  # raised if `checkpoint.load` names no checkpoint
         found, _ = candidates(experiment.checkpoint.load, run_dir / FOLDER)
         if found:
-            return f"continues it after step {found[0].record.step}"
-    return "starts it again at step 1: there is no checkpoint"
+            return f"continues the run after step {found[0].record.step}"
+    return "starts the run again at step 1: there is no checkpoint"
 
 
 def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Outcome:

@@ -125,7 +125,7 @@ def _cached_peak(rate: str, context: WorkerContext) -> float:
     """Return this CPU's peak FLOP/s for the run's number of threads from cpu_peak.json. Measure and store a missing peak."""
     known = JsonFile.read(cache_dir() / "cpu_peak.json").as_json().get(_peak_key(rate, context))
     if known is None:
-        context.doing("measuring the peak of this CPU")
+        context.doing("measuring the peak FLOP/s of this CPU")
         return measured_peak(rate, context)[0]
     return float(known["flops"] if isinstance(known, dict) else known)
 

@@ -153,5 +153,6 @@ def why(error: Exception) -> str:
     where = f" ({line})" if line else ""
     if NEEDS_VALUES.search(str(error)):
         message = first.partition(". ")[0].rstrip(".")
-        return f"an operator or the model itself needs values, but a trace has only shapes: {kind}: {message}{where}"
+        needs = "an operator or the model itself needs tensor values, but a trace has only shapes"
+        return f"{needs}: {kind}: {message}{where}"
     return f"{kind}: {first}{where}" if first else f"{kind}{where}"

@@ -54,7 +54,7 @@ def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> t
     own = "" if dense else f"{model.kind} in "
     run = f"{own}{kind[1]} on {kind[0]}, {tokens:,} tokens, {counted(devices, 'device')}"
     others = f"predictions of other published runs were off by up to {pct:g}%"
-    return pct, f"uncalibrated; never compared with a published run ({run}); {others}"
+    return pct, f"uncalibrated; no published run covers {run}; {others}"
 
 
 @cache

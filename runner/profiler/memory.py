@@ -40,7 +40,9 @@ class MemoryProfile(Windowed):
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         found = super().remarks(run, device_type, done)
         if device_type == "cpu" and run.compiles:
-            found.append("profiler: compiled code is not tracked on a CPU, so memory/peak_live_gib will be null")
+            found.append(
+                "profiler: allocations in compiled code are not tracked on a CPU, so memory/peak_live_gib will be null"
+            )
         return found
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:

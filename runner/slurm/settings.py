@@ -35,7 +35,7 @@ def _time(value: Any) -> Any:
     """Reject a number as a time limit: YAML reads 1:00:00 without quotes as 3600, and SLURM would read 3600 as minutes."""
     if value is not None and not isinstance(value, str):
         raise PydanticCustomError(
-            "time", "expected text like '1:00:00' or '2-00:00:00', got {got}", {"got": repr(value)}
+            "time", "expected quoted text like '1:00:00' or '2-00:00:00', got {got}", {"got": repr(value)}
         )
     return value
 

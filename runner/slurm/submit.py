@@ -66,7 +66,7 @@ def submit_runs(
             own_id = job_number if task is None else f"{job_number}_{task}"
             Submission(job_id=own_id, submitted=time.time(), script=str(path)).write(run_dir / SLURM_JOB)
         if names:
-            say(f"submitted job array {job_number}: {counted(len(runs), 'run')} of {counted(nodes.number, 'node')}")
+            say(f"submitted job array {job_number}: {counted(len(runs), 'run')}, {counted(nodes.number, 'node')} each")
         else:
             say(f"submitted job {job_number}")
     kind, place = "sweep" if names else "run", shown(folder)
@@ -110,7 +110,7 @@ def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) ->
         state, job = status.state, known.get(number or "")
         finished = state in RESULTS and state not in rerun
         if job is not None and job.active and not finished:
-            tell(f"{run_dir.name} has job {number}: {job}")
+            tell(f"{run_dir.name} already has job {number}: {job}")
         elif finished or owner_is_alive(status):
             tell(f"{run_dir.name} {condition(status)}")
         else:

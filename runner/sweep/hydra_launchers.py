@@ -168,7 +168,7 @@ def launch_slurm(loader: Any, config: DictConfig, job_overrides: Jobs, first: in
     target = Target(settings.workers, settings.apply_to, here=False)
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     if any(job.experiment.sweep.repeat == "auto" for job in batch.combinations):
-        raise ConfigError("sweep.repeat=auto needs the results of each round; with SLURM, set a number")
+        raise ConfigError("sweep.repeat=auto needs the results of each round; with SLURM, set sweep.repeat to a number")
     # Use the order of runs.txt, which a dry run does not write.
     names = list(dict.fromkeys([*run_names(batch.sweep_dir), *(run.run_dir.name for _, run in batch.ordered)]))
     earlier = _earlier_runs(batch) if first == 0 else []

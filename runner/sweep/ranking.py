@@ -46,7 +46,7 @@ SHOWN = (
 """Settings that are printed above the table if they are equal in all combinations."""
 LEGEND = {
     "WPS": "tokens per second per device, with the error of the prediction",
-    "active": "peak memory of tensors on the rank that needs most, in GiB",
+    "active": "peak memory of tensors on the rank that needs the most memory, in GiB",
     "reserved": "peak memory of the allocator on the same rank, in GiB",
 }
 """Explanations of columns, keyed by title."""
@@ -118,7 +118,7 @@ def _with_largest(
 
     check_whole(jobs[0].runs[0].config, key)
     possible = [job for job in jobs if not job.reason]
-    with naming(f"finding the largest {key} of {counted(len(possible), 'combination')}"):
+    with naming(f"finding the largest {key} for {counted(len(possible), 'combination')}"):
         searches = iter(largest_of_each([partial(composed, job) for job in possible], key, active_only=active_only))
     return [job.overrides if job.reason else [*job.overrides, f"{key}={next(searches).value or 1}"] for job in jobs]
 

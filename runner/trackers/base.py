@@ -79,11 +79,11 @@ class Several(Tracker):
     @model_validator(mode="after")
     def _check_members(self) -> Several:
         if not self.of:
-            raise PydanticCustomError("several", "of: no tracker is named. Use for example tracker=[wandb,tensorboard]")
+            raise PydanticCustomError("several", "no tracker is named. Use, for example, tracker=[wandb,tensorboard]")
         kind, count = Counter(tracker.kind for tracker in self.of.values()).most_common(1)[0]
         if count > 1:
             raise PydanticCustomError(
-                "several", f"of: {count} trackers of kind '{kind}' would write the same files. Remove all but one"
+                "several", f"{count} trackers of kind '{kind}' would write the same files. Remove all but one"
             )
         return self
 

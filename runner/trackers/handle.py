@@ -82,7 +82,7 @@ class TrackerHandle:
             verb = "start" if phase in ("starting", "opening") else "finish"
             return f"did not {verb} within {self._timeout_s:g} s of the {self._subject}'s end and was killed"
         if code < 0:
-            return f"was killed by {signal.Signals(-code).name} while {phase}"
+            return f"was killed by {signal.Signals(-code).name} in phase '{phase}'"
         if code == 0 and phase == "finished":
             return None
         return f"failed ({tracking.warning or f'exit code {code}'})"

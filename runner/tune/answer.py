@@ -30,7 +30,9 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
     """Print the result of a search that has ended. Write files for the best combinations and the fitted hardware."""
     runs = search.runs()
     for number, run in search.failed(runs).items():
-        say(one_line(f"no speed: {search.names[number]}: {run.state} {run.reason}"))
+        say(
+            one_line(f"no speed measured for {search.names[number]}: {run.state}{f': {run.reason}' * bool(run.reason)}")
+        )
     possible = [cell for cell in search.cells(runs) if cell]
     cells = [(cell, found) for cell in possible if (found := search.found(runs, cell)) is not None]
     if not cells:
@@ -90,7 +92,7 @@ def _write_hardware(sweep_dir: Path) -> None:
     changed = [f"{key} {figures['before'][key]:.3g} -> {value:.3g}" for key, value in figures["fitted"].items()]
     say(f"\nconstants of the device: {', '.join(changed)}")
     _write(sweep_dir / TUNED, as_yaml(calibration))
-    say(f"for the next `meshrunner tune`: --config-dir {shlex.quote(str(shown(sweep_dir)))} hardware=tuned")
+    say(f"for the next `meshrunner tune`, add --config-dir {shlex.quote(str(shown(sweep_dir)))} hardware=tuned")
 
 
 def _write_best(loader: Any, config: DictConfig, search: Search, best: int, name: str) -> None:

@@ -79,7 +79,7 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
     parts = f"{len(impossible):,} impossible, {len(left_out) - len(unpredicted):,} do not fit"
     parts += f", {len(unpredicted):,} cannot be predicted" * bool(unpredicted)
     if not fitting:
-        raise ConfigError(f"tune: no combination is left to run: {parts}. First: {left_out[0]['reason']}")
+        raise ConfigError(f"tune: no combination is left to run: {parts}. First reason: {left_out[0]['reason']}")
     varied = varying([job.overrides for job in jobs])
     own = [[each for each in job.overrides if each in varied] for job, _ in candidates]
     names = [" ".join(map(short_override, each)) or "defaults" for each in own]
@@ -112,7 +112,7 @@ def _with_same_batch(loader: Any, config: DictConfig, target: Target) -> list[Co
             listed = ", ".join(map(str, sorted(batches)))
             raise ConfigError(
                 f"global_batch: a comparison needs one global batch. The combinations have {listed} sequences per step, and "
-                f"the smallest common multiple is {common}. Set global_batch, or vary fewer values"
+                f"their smallest common multiple, {common}, is too large. Set global_batch, or vary fewer values"
             )
         for i in cell if len(batches) > 1 else ():
             given[i] = [*given[i], f"global_batch={common}"]

@@ -142,7 +142,7 @@ def changing(case: str) -> list[list[str]]:
 @pytest.mark.parametrize("fault", ["item", "branch"])
 def test_work_of_the_host_is_refused(fault: str) -> None:
     [message] = on_ranks(1, refused, fault)
-    assert message.startswith("compile.cuda_graph: cannot capture the step; set the key to false. aten::")
+    assert message.startswith("compile.cuda_graph: cannot capture the step; use compile.cuda_graph=false. aten::")
 
 
 def refused(fault: str) -> str:

@@ -19,7 +19,7 @@ def test_memory_equals_the_plan_and_the_table_says_emulated(folder: Path) -> Non
     ended = meshrunner("run", "-m", *TINY, *MESH, *PROFILED, layouts, "hydra.sweep.dir=sweep", cwd=folder)
     assert ended.code == 0, ended
     assert ended.out.count("| rank 0 of 64 |") == 3 and "compute step time" in ended.out, ended.out
-    assert "emulated: one device executed this rank alone" in ended.out
+    assert "emulated: one device executed only the named rank" in ended.out
     for each in sorted((folder / "sweep").glob("0*")):
         measured, plan = read(each / "trace" / "memory_rank0.json"), read(each / "plan.json")
         assert measured["peak_live_bytes"] == round(plan["memory/peak_active_gib"] * 2**30), each

@@ -116,7 +116,7 @@ def test_the_default_optimizer_keeps_1_to_4_workers_together(tmp_path: Path) -> 
 def test_a_run_too_short_to_be_measured_says_so_and_runs(tmp_path: Path) -> None:
     done = meshrunner(tmp_path, "run", "tracker=none", "hydra.run.dir=out", *SMALL, "steps=3")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("measure_after(3) excludes all of steps(3)") == 1
+    assert done.stderr.count("measure_after=3 excludes all steps (steps=3)") == 1
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["state"] == "completed" and summary["perf/wps_median"] is None and summary["train/final_loss"] > 0
 

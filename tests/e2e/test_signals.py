@@ -107,7 +107,7 @@ def test_interrupted_run_says_how_to_continue(folder: Path) -> None:
         in_a_step(command, folder)
         command.interrupt()
         said = command.wait().err
-    assert f"`meshrunner resume {folder}/out` starts it again at step 1: there is no checkpoint" in said
+    assert f"`meshrunner resume {folder}/out` starts the run again at step 1: there is no checkpoint" in said
 
 
 SAVES = ("checkpoint=dcp", "checkpoint.every=1000")
@@ -126,7 +126,7 @@ def test_the_first_interrupt_saves(kind: str, folder: Path) -> None:
     done = steps_done(folder / "out")
     (saved,) = (folder / "out" / "checkpoints").iterdir()
     assert saved.name == f"step-{done:08}"
-    assert f"`meshrunner resume {folder}/out` continues it after step {done}" in said
+    assert f"`meshrunner resume {folder}/out` continues the run after step {done}" in said
     assert status(folder / "out")["reason"] == "by SIGINT"
 
 
@@ -142,7 +142,7 @@ def test_the_second_interrupt_ends_at_once(number: signal.Signals, folder: Path)
         command.until(half.exists)
         command.process.send_signal(number)
         check_interrupted(command, folder / "out", first="meshrunner: saving a checkpoint")
-        assert "starts it again at step 1: there is no checkpoint" in command.wait().err
+        assert "starts the run again at step 1: there is no checkpoint" in command.wait().err
         assert half.stat().st_size < 6
     assert number.name in status(folder / "out")["reason"]
 

@@ -247,7 +247,7 @@ def test_the_tracker_killed_while_the_run_goes_on(tmp_path: Path) -> None:
     until(lambda: not any(map(is_alive, own)))  # wandb-core ends by itself
     warning = run.train(4, 6).end()
     assert warning is not None
-    assert "was killed by SIGKILL while following" in warning
+    assert "was killed by SIGKILL in phase 'following'" in warning
 
 
 @pytest.mark.slow
@@ -276,7 +276,7 @@ def test_the_launching_process_killed(tmp_path: Path) -> None:
         ("raise at open", "failed (ValueError: no account)"),
         ("raise in log", "failed (KeyError: 'train/loss')"),
         ("exit in log", "failed (SystemExit: 0)"),
-        ("crash in log", "was killed by SIGSEGV while following"),
+        ("crash in log", "was killed by SIGSEGV in phase 'following'"),
         ("hang at open", "did not start within 3 s of the run's end"),
         ("hang in finish", "did not finish within 3 s of the run's end"),
     ],

@@ -48,7 +48,7 @@ def test_a_sweep_on_two_nodes_equals_the_local_one(folder: Path) -> None:
     grid = ("parallelism=fsdp1,fsdp2", "micro_batch=1,2")
     done = submit(*grid, "hydra.sweep.dir=sweep", "hydra.launcher.nodes=2", *MAIN, cwd=folder, flags=("-m",))
     assert "completed" not in {status(run)["state"] for run in (folder / "sweep").iterdir() if run.is_dir()}  # at once
-    assert "4 runs of 2 nodes" in done.out
+    assert "4 runs, 2 nodes each" in done.out
     assert "checkpoint=none" in done.err  # and what a requeue means then
     ended()
     local = meshrunner("run", "-m", *TINY, *grid, "launch.workers=4", "hydra.sweep.dir=local", cwd=folder)

@@ -107,7 +107,9 @@ class Hybrid(Decoder):
     def _of_letters(cls, pattern: str) -> str:
         if unknown := sorted(set(pattern) - set(LETTERS)):
             known = ", ".join(f"{letter} ({name})" for letter, name in LETTERS.items())
-            raise PydanticCustomError("pattern", f"unknown {', '.join(map(repr, unknown))}; the letters are {known}")
+            raise PydanticCustomError(
+                "pattern", f"no such letter: {', '.join(map(repr, unknown))}; the letters are {known}"
+            )
         return pattern
 
     @model_validator(mode="after")
@@ -143,8 +145,9 @@ class Hybrid(Decoder):
             return []
         why = _missing_for_fused("cuda") or "a newer mamba_ssm, with deterministic kernels"
         return [
-            f"model.mamba.kernel: auto chose torch, because fused needs {why}. Without compile, torch keeps matrices of "
-            f"{self.mamba.chunk} x {self.mamba.chunk} for each head and chunk for backward, which can be gigabytes per block"
+            f"model.mamba.kernel: auto chose torch, because fused needs {why}. Without compile, kernel=torch keeps a "
+            f"{self.mamba.chunk} x {self.mamba.chunk} matrix per head and chunk for backward, which can be gigabytes "
+            "per block"
         ]
 
     def import_kernels(self) -> None:

@@ -96,13 +96,13 @@ def stage_problems(
         )
     if schedule.fills and micro_batches < stages:
         found.append(
-            f"parallelism.pipeline_schedule: {name} needs at least as many micro batches per step as stages, but there are "
-            f"{micro_batches}, and {product}; use a larger global_batch, a smaller micro_batch, or gpipe"
+            f"parallelism.pipeline_schedule: {name} needs at least as many micro batches per step as stages, but "
+            f"{micro_batches} is less than {product}; use a larger global_batch, a smaller micro_batch, or gpipe"
         )
     rounds = max(1, micro_batches // ranks)
     if schedule.in_rounds and micro_batches % rounds:
         found.append(
-            f"parallelism.pipeline_schedule: {name} divides the {micro_batches} micro batches of a step into {rounds} equal "
-            f"rounds; use a multiple of pipeline({ranks}), or another schedule"
+            f"parallelism.pipeline_schedule: {name} cannot divide the {micro_batches} micro batches of a step into "
+            f"{rounds} equal rounds; use a multiple of pipeline({ranks}), or another schedule"
         )
     return found

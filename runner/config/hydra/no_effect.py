@@ -20,9 +20,9 @@ REFUSED = {
 """Refused keys of Hydra, each mapped to the reason that users see. The keys would only affect Hydra's task function."""
 SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
-LOGS = "the output of a run is in its directory `logs`"
+LOGS = "meshrunner writes the output of a run to `logs` in the run directory"
 SILENT = {
-    "hydra.callbacks": "meshrunner calls only on_multirun_start and on_multirun_end, in a sweep",
+    "hydra.callbacks": "meshrunner calls only on_multirun_start and on_multirun_end, and only in a sweep",
     "hydra.job_logging": LOGS,
     "hydra.hydra_logging": LOGS,
     "hydra.verbose": LOGS,
@@ -43,7 +43,7 @@ def refuse(config: DictConfig, *, sweep: bool) -> None:
             raise ConfigError(f"{typed}: meshrunner sets this key for every run; remove the override")
     for key, instead in REFUSED.items():
         if _changed(given, key):
-            raise ConfigError(f"{key}: {instead}")
+            raise ConfigError(f"{key}: not supported; {instead}")
 
 
 def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
@@ -57,7 +57,7 @@ def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
             idle, why = [*SET_BY_TUNE], "tune itself decides which runs to repeat"
         else:
             idle = [key for key in given if key.startswith("tune.")]
-            why = "use `meshrunner tune` to search for the fastest"
+            why = "use `meshrunner tune` to search for the fastest combination"
         found += [f"{key} has no effect: {why}" for key in idle if _changed(given, key)]
         if _changed(given, "objective") and given[SWEEPER] == "basic":
             found.append(

@@ -88,5 +88,5 @@ def allocator_settings(name: str, conf: str) -> tuple[bool, list[str]]:
                 raise ConfigError(f"{name}: {key} must be True or False, but it is '{value}'")
             expandable = value == "True"
         elif item not in ("", "backend:native"):
-            remarks.append(f"{name}: {item} is not modelled")
+            remarks.append(f"{name}: the prediction ignores {item}")
     return expandable, remarks

@@ -26,9 +26,10 @@ def calibrate(arguments: list[str]) -> int:
     fitted = calibration.fitted
     if not fitted.tells_apart and not given.force:
         raise ConfigError(
-            "calibrate: the runs cannot separate matmul speed from memory bandwidth: after the fit, their ratio keeps "
-            f"{100 * fitted.ratio_unknown:.0f}% of its uncertainty. Add runs limited only by matmul speed or only by memory "
-            "bandwidth, for example with another compile option or model.dim. --force writes the file anyway"
+            "calibrate: the runs cannot separate matmul speed from memory bandwidth: after the fit, the ratio of the "
+            f"two keeps {100 * fitted.ratio_unknown:.0f}% of its uncertainty. Add runs limited only by matmul speed or "
+            "only by memory bandwidth, for example with another compile option or model.dim. --force writes the file "
+            "anyway"
         )
     if given.json:
         print(json.dumps(calibration.as_json(), indent=2))
@@ -68,5 +69,5 @@ def _write(file: Path, content: str) -> None:
         raise ConfigError(f"--out: {file} cannot be written: {error}") from None
     usage = "; to use it, move it to DIR/hardware/NAME.yaml and add --config-dir DIR hardware=NAME"
     if file.suffix == ".yaml" and file.absolute().parent.name == "hardware":
-        usage = f": --config-dir {file.parent.parent} hardware={file.stem}"
+        usage = f"; to use it, add --config-dir {file.parent.parent} hardware={file.stem}"
     say(f"wrote {file}{usage}", to_stderr=True)

@@ -37,7 +37,7 @@ def _predict(composed: Composed, options: Namespace, arguments: list[str], overr
     continue_in(check(composed.config).launch.python, ["plan", *arguments])
     for flag in ("best_by", "top", "run", "submit"):
         if getattr(options, flag):
-            raise ConfigError(f"plan: --{flag.replace('_', '-')} works with several combinations: add -m")
+            raise ConfigError(f"plan: --{flag.replace('_', '-')} needs several combinations; add -m")
     how = {"active_only": options.active, "with_timeline": options.html is not None}
     if options.max is None:
         planned = Planned(predict_config(composed.config, **how))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.parallelism.unit_sizes import Units
     from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
 
-WHOLE_GRADIENTS = "whole gradients between micro batches"
+WHOLE_GRADIENTS = "unsharded gradients between micro batches"
 
 
 @garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
@@ -109,8 +109,12 @@ def _lowered(experiment: Experiment, network: Network) -> str:
     if experiment.precision.param_dtype is None or not names or layout.mixes_dtypes():
         return ""
     inside = dict.fromkeys(name.rpartition("layers.")[2].partition(".")[2] for name in names)
-    why = "torch 2.15 keeps them in fp32" if layout.kind == "fsdp2" else f"{layout.kind} has one dtype per unit"
-    return f", also of {', '.join(inside)}: {why}"
+    why = (
+        "fsdp2 keeps these parameters in fp32 only with torch 2.15 or later"
+        if layout.kind == "fsdp2"
+        else f"{layout.kind} has one dtype per unit"
+    )
+    return f", also for {', '.join(inside)}: {why}"
 
 
 def _mesh(dims: dict[str, int]) -> str:

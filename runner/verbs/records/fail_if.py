@@ -41,7 +41,7 @@ class Rule(NamedTuple):
         gain = against.speed if figure == comparison.speed else against.further[figure.key]
         if gain.percent is None:
             unknown = row if not row.measured(figure) else against.row
-            why = f"the {'row' if unknown is row else 'baseline'} is {unknown.state}"
+            why = f"the state of the {'row' if unknown is row else 'baseline'} is {unknown.state}"
             return UNDECIDED, f"{figure.title} is unknown" + (f": {why}" if not unknown.completed else "")
         words = " against ".join(figure.text(median(each.measured(figure))) for each in (row, against.row))
         words += f" {figure.title}, {gain.percent:+.1f}%"
@@ -81,7 +81,8 @@ def figures(rules: Iterable[Rule]) -> list[Figure]:
 
 
 def checked(rules: Sequence[Rule], comparison: Comparison, *, strict: bool) -> tuple[bool, list[str]]:
-    """Return whether a rule fails, and a line with the rows of each rule and outcome. If `strict`, undecided rules fail, too."""
+    """Return whether a rule fails, and for each outcome of each rule a line that lists the rows with this outcome. If `strict`,
+    undecided rules fail, too."""
     if comparison.baseline is None:
         raise ConfigError(
             "--fail-if: there is no baseline; add --baseline KEY=VALUE, or name the baseline's directory first"
@@ -94,7 +95,7 @@ def checked(rules: Sequence[Rule], comparison: Comparison, *, strict: bool) -> t
                 outcome, words = rule.outcome(row, against, comparison)
                 rows[outcome].append(f"{comparison.name(row)}: {words}")
             elif comparison.baseline[0] == DIRECTORY and row.key not in used:
-                rows[UNDECIDED].append(f"{comparison.name(row)}: this baseline has no row to compare")
+                rows[UNDECIDED].append(f"{comparison.name(row)}: no row is compared with this baseline")
         if not any(rows.values()):
             rows[UNDECIDED] = ["no row is compared"]
         failed = failed or bool(rows[FAILED] or (strict and rows[UNDECIDED]))

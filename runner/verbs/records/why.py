@@ -25,7 +25,7 @@ def why(arguments: list[str]) -> int:
     given = parse("why", arguments)
     base, row = _row(given.baseline), _row(given.row)
     if given.row.resolve() in [run.path.resolve() for run in base.runs]:
-        raise ConfigError("why: both directories are runs of the same row")
+        raise ConfigError("why: both directories are runs of the same row; give runs of two different rows")
     keys = Keys([*base.runs, *row.runs])
     names = [row_name(keys.of(each.counted[0]), keys.names) for each in (base, row)]
     if names[0] == names[1]:
@@ -38,7 +38,8 @@ def why(arguments: list[str]) -> int:
         say(sentence)
     if not found.traced:
         say(
-            "The ledger is predicted, because not both rows were traced. sweep.explain=true traces runs that are long enough."
+            "The ledger is predicted, because at least one row was not traced. "
+            "sweep.explain=true traces runs that are long enough."
         )
     print()
     print_columns(_table(found))
@@ -78,7 +79,7 @@ def _row(folder: Path) -> Row:
     run directory."""
     if not is_run(folder):
         raise ConfigError(
-            f"why: {folder} is not a run directory; for a row of a sweep, give one of its run directories"
+            f"why: {folder} is not a run directory; for a row of a sweep, give the directory of one of the row's runs"
         )
     sweep_dir, name = folder.resolve().parent, folder.resolve().name
     folders = [folder]

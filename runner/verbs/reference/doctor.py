@@ -41,7 +41,7 @@ def findings() -> Iterator[tuple[str, str, str]]:
     try:
         folder = cache_dir()
         free = shutil.disk_usage(folder).free / 2**30
-        why = "" if free > 5 else "packed tokens and compiled code may not fit; free space or set MESHRUNNER_CACHE"
+        why = "" if free > 5 else "packed tokens and compiled code may not fit; free up space or set MESHRUNNER_CACHE"
         yield "cache", f"{folder}, {free:.0f} GiB free", why
     except ConfigError as error:
         yield "cache", "not writable", str(error)

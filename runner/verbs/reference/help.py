@@ -34,8 +34,8 @@ HYDRA = {
     "hydra.launcher._target_": "The launcher's class; hydra/launcher=NAME sets it.",
     "hydra.searchpath": "Directories with options, besides --config-dir. Has an effect only in the primary configuration.",
     "hydra.job.name": "The text that ${hydra.job.name} inserts, for example in hydra.run.dir.",
-    "hydra.job.id": "An id of a single run that ${hydra.job.id} inserts.",
-    "hydra.job.num": "A number of a single run that ${hydra.job.num} inserts. A sweep numbers its runs.",
+    "hydra.job.id": "The id of a single run, inserted by ${hydra.job.id}.",
+    "hydra.job.num": "The number of a single run, inserted by ${hydra.job.num}. A sweep numbers its runs itself.",
     "hydra.job.config.override_dirname": "Format of ${hydra.job.override_dirname}, set by kv_sep, item_sep and exclude_keys.",
     "hydra.help": "Your own text for --help: app_name, header, footer, template.",
     "hydra.hydra_help": "Your own text for --hydra-help: hydra_help, template.",
@@ -69,7 +69,7 @@ def explanation(term: str) -> str:
         return "\n\n".join(_explain_group(group, name, [key for key in keys if key.group == group]) for group in having)
     options = [option for group in shipped.groups() for option in shipped.options(group)]
     names = [name for key in keys for name in (key.name, key.leaf)]
-    raise unknown(f"'{name}': no key, group or option", name, [*names, *shipped.groups(), *options, *HYDRA])
+    raise unknown(f"'{name}': no such key, group or option", name, [*names, *shipped.groups(), *options, *HYDRA])
 
 
 def every_key() -> Iterator[Key]:
@@ -93,7 +93,7 @@ def _explain_group(group: str, option: str, keys: list[Key]) -> str:
     if not option:
         return explain.explain_group(group, ABOUT.get(group) or documentation(Experiment)[group], keys)
     if option not in shipped.options(group):
-        own = "" if shipped.own else "; for an option of your own add --config-dir DIR"
+        own = "" if shipped.own else "; for an option of your own, add --config-dir DIR"
         error = unknown(f"{group}: unknown option '{option}'", option, shipped.options(group))
         raise ConfigError(f"{error}{own}")
     if (kind := shipped.values(group, option).get("kind")) in shipped.own_kinds(group):

@@ -216,7 +216,7 @@ def test_insufficient_or_wrong_input_is_refused(tmp_path: Path, capsys: pytest.C
     assert "--out: /proc/no/file cannot be written" in calibrated(
         capsys, tmp_path / "alike", "--force", "--out", "/proc/no/file", code=2
     )
-    assert "--out: expected FILE, got an empty text" in calibrated(capsys, tmp_path / "alike", "--out", "", code=2)
+    assert "--out: expected FILE, got an empty string" in calibrated(capsys, tmp_path / "alike", "--out", "", code=2)
     assert "neither a run nor a sweep" in calibrated(capsys, tmp_path, code=2)
     assert "unrecognized arguments: --frce" in calibrated(capsys, wide, "--frce", code=2)
 

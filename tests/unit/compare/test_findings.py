@@ -117,10 +117,10 @@ def test_another_global_batch_is_said(tmp_path: Path) -> None:
     text = markdown(comparison)
     assert "-10.0% (other batch)" in text and re.search(r"\+10\.0% +\|", text)
     assert (
-        "other batch: the global batch is 4, 8 sequences, which affects the speed; global_batch=8 makes the batch equal"
-        in text
+        "other batch: the global batch differs (4, 8 sequences), which affects the speed; global_batch=8 makes the "
+        "batch equal in all rows" in text
     )
-    assert "is 4, 8 sequences, which" in markdown(select(comparison, ["parallelism=fsdp1_tp"]))
+    assert "differs (4, 8 sequences), which" in markdown(select(comparison, ["parallelism=fsdp1_tp"]))
     said = found(tmp_path, "parallelism=fsdp1")
     assert said[1:] == [
         "fsdp1_tp against fsdp1: WPS per device -10.0%; the global batch differs in 1 pair",

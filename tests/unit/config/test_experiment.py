@@ -142,7 +142,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism.context=2", "seq_len=254"],
             2,
-            "sequences are cut into context (ulysses) or 2 x context (allgather) pieces",
+            "each sequence is cut into equal pieces: context (ulysses) or 2 x context (allgather)",
         ),
         (
             ["parallelism.context=2", "parallelism.tensor=2", "seq_len=252"],
@@ -152,14 +152,14 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism.context=3", "parallelism.context_method=ulysses", "seq_len=255"],
             3,
-            "ulysses divides the heads of a device among 3 devices, but 8 query heads and 8 key heads cannot be divided",
+            "ulysses cannot divide a device's 8 query heads and 8 key heads among 3 devices",
         ),
         (
             ["parallelism.context=2", "parallelism.tensor=8", "parallelism.context_method=ulysses"],
             16,
-            "1 query heads and 1 key heads cannot be divided; use allgather, or another parallelism.context",
+            "1 query heads and 1 key heads among 2 devices; use allgather, or another parallelism.context",
         ),
-        (["parallelism=single", "parallelism.context=2"], 2, "single trains on one device"),
+        (["parallelism=single", "parallelism.context=2"], 2, "parallelism=single trains on one device"),
         (
             ["parallelism.pipeline=3", "parallelism.tensor=2"],
             8,
@@ -170,7 +170,7 @@ def test_all_problems_are_listed_together() -> None:
             4,
             "FSDP1 fails in the backward of a pipeline stage; use parallelism=fsdp2",
         ),
-        (["parallelism=single", "parallelism.pipeline=2"], 4, "single trains on one device"),
+        (["parallelism=single", "parallelism.pipeline=2"], 4, "parallelism=single trains on one device"),
         (["parallelism.pipeline=2", "parallelism.buffers=max_pool"], 4, "planned buffers need a fixed order of units"),
         (["parallelism.pipeline=2", "model.tie_embeddings=true"], 4, "the embedding is in the first pipeline stage"),
         (["parallelism.pipeline=2", "compile.cuda_graph=true"], 4, "which a CUDA graph cannot capture"),
@@ -188,7 +188,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism.pipeline=2", "parallelism.pipeline_schedule=dualpipe_v", "activation_checkpoint=full"],
             2,
-            "recompute a block once for every group of weights",
+            "recompute a block several times, once for each group of its weights",
         ),
         (
             ["parallelism.pipeline=2", "parallelism.pipeline_schedule=zbv", "compile=per_block"],
@@ -198,7 +198,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism.pipeline=2", "micro_batch=4", "global_batch=4"],
             2,
-            "1f1b needs at least as many micro batches per step as stages, but there are 1",
+            "1f1b needs at least as many micro batches per step as stages, but 1 is less than pipeline(2) x",
         ),
         (
             [
@@ -208,7 +208,7 @@ def test_all_problems_are_listed_together() -> None:
                 "global_batch=9",
             ],
             4,
-            "divides the 9 micro batches of a step into 2 equal rounds",
+            "cannot divide the 9 micro batches of a step into 2 equal rounds",
         ),
         (["parallelism.pipeline=8"], 8, "pipeline(8) x pipeline_stages(1) = 8 stages, but the model has 6 blocks"),
         (
@@ -235,14 +235,14 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism.context=2", "compile=per_block", "activation_checkpoint=memory_budget"],
             2,
-            "knapsack partitioner cannot handle blocks with process groups",
+            "knapsack partitioner, which cannot handle blocks with process groups",
         ),
         (
             ["global_batch=6", "micro_batch=2"],
             2,
             "global_batch(6) is not a multiple of micro_batch(2) x data-parallel ranks(2) = 4",
         ),
-        (["parallelism=single"], 2, "single trains on one device"),
+        (["parallelism=single"], 2, "parallelism=single trains on one device"),
         (["parallelism=single", "precision=float8"], 1, "use precision=bf16, or parallelism=fsdp2 parallelism.shard=1"),
         (
             ["precision=float8", "seq_len=24", "micro_batch=1"],
@@ -267,7 +267,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism=fsdp1", "parallelism.reshard_after_forward=2"],
             4,
-            "use always, never or except_last, or parallelism=fsdp2",
+            "use parallelism.reshard_after_forward=always, never or except_last, or parallelism=fsdp2",
         ),
         (
             ["parallelism=fsdp1_tp", "global_batch=16", "parallelism.accumulate=hold"],
@@ -327,7 +327,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism=tp", "compile=per_block", "compile.async_tensor_parallel=true", "launch.nodes=2"],
             1,
-            "needs tensor(2) GPUs on one node, but a node has 1",
+            "needs parallelism.tensor=2 GPUs on one node, but a node has 1",
         ),
         (
             ["parallelism=fsdp2_tp", "compile=per_block", "compile.async_tensor_parallel=true", "launch.emulate=0"],
@@ -415,7 +415,7 @@ def test_a_run_too_short_to_be_measured_is_remarked_on(steps: int) -> None:
     short = experiment(f"steps={steps}")
     fit(short, 2)
     (remark,) = remarks(short)
-    assert remark.startswith(f"measure_after(3) excludes all of steps({steps}): the speed")
+    assert remark.startswith(f"measure_after=3 excludes all steps (steps={steps}): the speed")
     assert remarks(experiment("steps=4")) == []
 
 

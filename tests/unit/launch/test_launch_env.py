@@ -46,7 +46,7 @@ def _without(monkeypatch: pytest.MonkeyPatch) -> None:
     ["RANK", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS", "MESHRUNNER_CACHE", "WANDB_PROJECT", "HF_HOME"],
 )
 def test_what_would_have_no_effect_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"launch.env: these would have no effect here: {name} \("):
+    with pytest.raises(ConfigError, match=rf"launch.env: these variables would have no effect here: {name} \("):
         experiment(f"++launch.env.{name}=1")
 
 

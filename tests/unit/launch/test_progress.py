@@ -134,7 +134,7 @@ def test_measuring_the_peak_is_named_only_where_it_is_measured(tmp_path: Path, m
     said: list[str] = []
     me: Any = SimpleNamespace(threads=1, doing=said.append)
     assert [device_module._cached_peak("fp32", me) for _ in range(2)] == [5e9, 5e9]
-    assert said == ["measuring the peak of this CPU"]
+    assert said == ["measuring the peak FLOP/s of this CPU"]
 
 
 def row(step: int) -> StepRow:

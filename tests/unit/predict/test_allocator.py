@@ -38,7 +38,7 @@ def test_settings_are_read_as_torch_reads_them() -> None:
         "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
         "backend:cudaMallocAsync",
     ]
-    assert found == (True, [f"A: {each} is not modelled" for each in ignored])
+    assert found == (True, [f"A: the prediction ignores {each}" for each in ignored])
 
 
 def test_settings_that_torch_refuses_are_errors() -> None:

@@ -12,7 +12,9 @@ from meshrunner.runner.predict.forecast import NEEDS_VALUES, NOT_PLANNED, why
 from meshrunner.runner.predict.pool import MOST
 
 SMALL = ("hardware=h100_80gb", "data=random", "micro_batch=1", "seq_len=16", "launch.workers=1", "parallelism=fsdp2")
-SHAPES = "the model cannot be traced: an operator or the model itself needs values, but a trace has only shapes: "
+SHAPES = (
+    "the model cannot be traced: an operator or the model itself needs tensor values, but a trace has only shapes: "
+)
 HERE = Path(__file__).parents[2]
 
 

@@ -278,7 +278,7 @@ def test_unknown_rate_leaves_out_only_the_speed(capsys: pytest.CaptureFixture[st
 def test_unmodelled_allocator_settings_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     setting = "launch.env.PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8"
     text = planned(capsys, "hardware=h100_80gb", *SMALL, "--active", setting)
-    assert text.endswith("\nPYTORCH_CUDA_ALLOC_CONF: garbage_collection_threshold:0.8 is not modelled\n")
+    assert text.endswith("\nPYTORCH_CUDA_ALLOC_CONF: the prediction ignores garbage_collection_threshold:0.8\n")
 
 
 @pytest.mark.slow
@@ -374,7 +374,7 @@ def test_the_best_combinations_of_a_plan_run(
     [
         (["--max"], "--max needs a value: --max KEY"),
         (["--html"], "--html needs a value: --html FILE"),
-        (["--html="], "--html: expected FILE, got an empty text"),
+        (["--html="], "--html: expected FILE, got an empty string"),
         (["--html", "--json"], "--html needs a value: --html FILE"),
         (["hardware=cpu", "--max", "optimizer.lr"], "optimizer.lr is 0.001; use a key such as micro_batch"),
         (["hardware=cpu", "--max", "launch.env.FOO"], "launch.env.FOO is not set; use a key such as micro_batch"),
@@ -383,8 +383,8 @@ def test_the_best_combinations_of_a_plan_run(
         (["-m", "micro_batch=1,2", "--max", "micro_batch"], "remove micro_batch from the command line"),
         (["-m", "micro_batch=1,2", "--top", "0"], "--top: expected a number of at least 1, got 0"),
         (["-m", "micro_batch=1,2", "--run", "--submit"], "not allowed with argument --run"),
-        (["--run"], "--run works with several combinations: add -m"),
-        (["--best-by", "model"], "--best-by works with several combinations: add -m"),
+        (["--run"], "--run needs several combinations; add -m"),
+        (["--best-by", "model"], "--best-by needs several combinations; add -m"),
         (["model=lama"], "lama"),
         (["--active", "hardware=h100_80gb", "parallelism.shard=3"], "shard(3)"),
         (

@@ -123,7 +123,7 @@ def test_all_wrong_settings_are_listed() -> None:
     with pytest.raises(ConfigError) as caught:
         Slurm.read(wrong)
     for part in (
-        "launcher.time: expected text like '1:00:00'",
+        "launcher.time: expected quoted text like '1:00:00'",
         "launcher.nodes",
         "Did you mean 'partition'?",
     ):

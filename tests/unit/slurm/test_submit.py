@@ -149,7 +149,7 @@ def test_a_run_of_a_sweep_has_the_settings_of_the_sweep(
         (("hydra/launcher=local",), "hands runs over to SLURM"),
         (("-m", "seed=1,2", "hydra.launcher.extra=5"), "hydra.launcher.extra"),
         (("seed=1", r"hydra.launcher.preamble='module load a\nmodule load b'"), "is not a line break"),
-        (("-m", "seed=1,2", "sweep.repeat=auto", "hardware=cpu"), "with SLURM, set a number"),
+        (("-m", "seed=1,2", "sweep.repeat=auto", "hardware=cpu"), "with SLURM, set sweep.repeat to a number"),
     ],
 )
 def test_what_cannot_be_submitted_changes_nothing(

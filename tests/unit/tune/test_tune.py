@@ -147,7 +147,7 @@ def test_a_layout_that_hangs_is_named_and_left_out(
     machine.outcome = lambda work: "timeout" if work.layout == "ddp" and work.batch == 4 else "completed"
     tune(machine, monkeypatch)
     assert behind(machine, best(folder)) <= 0.02
-    assert "no speed: ddp none per_block micro_batch=4: timeout" in capsys.readouterr().out
+    assert "no speed measured for ddp none per_block micro_batch=4: timeout" in capsys.readouterr().out
 
 
 def test_combinations_that_do_not_fit_never_run(
@@ -251,8 +251,8 @@ def test_batches_without_a_common_multiple_are_refused(folder: Path, monkeypatch
     with pytest.raises(ConfigError) as caught:
         tune(Machine(10), monkeypatch, "global_batch=null", "micro_batch=3,5,7", "parallelism=fsdp2")
     assert str(caught.value) == (
-        "global_batch: a comparison needs one global batch. The combinations have 24, 40, 56 sequences per step, and the "
-        "smallest common multiple is 840. Set global_batch, or vary fewer values"
+        "global_batch: a comparison needs one global batch. The combinations have 24, 40, 56 sequences per step, and "
+        "their smallest common multiple, 840, is too large. Set global_batch, or vary fewer values"
     )
 
 

@@ -151,8 +151,8 @@ def test_rows_that_are_missing_or_failed_are_not_decided(tmp_path: Path, capsys:
         make_run(after / f"oom-{i}", "parallelism=fsdp2", state="oom")
     assert compare([str(before), str(after), "--fail-if", "speed<-5%"]) == 0
     out = capsys.readouterr().out
-    assert f"fsdp2 steps=4 {after}: WPS per device is unknown: the row is oom" in out
-    assert f"fsdp1 steps=9 {before}: this baseline has no row to compare" in out
+    assert f"fsdp2 steps=4 {after}: WPS per device is unknown: the state of the row is oom" in out
+    assert f"fsdp1 steps=9 {before}: no row is compared with this baseline" in out
     assert compare([str(before), str(after), "--fail-if", "speed<-5%", "--strict"]) == 3
 
 

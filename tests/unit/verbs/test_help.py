@@ -203,7 +203,7 @@ def test_examples_are_valid(verb: str) -> None:
         (["plan", "--jsn"], "unrecognized arguments: --jsn. Did you mean '--json'?"),
         (["ls", "--limit", "x"], "argument --limit: expected a whole number, got 'x'."),
         (["compare", "x", "--html"], "--html needs a value: --html FILE."),
-        (["compare", ""], "argument DIR: expected DIR, got an empty text."),
+        (["compare", ""], "argument DIR: expected DIR, got an empty string."),
         (["resume"], "the following arguments are required: DIR."),
     ],
 )

@@ -195,7 +195,7 @@ def in_format(path: Path, number: object) -> None:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (None, "its format is 1, but this version reads only format 2"),
+        (None, "its format is 1, but this version of meshrunner reads only format 2"),
         (3, "its format is 3, but"),
         ("2", "its format is '2', but"),
     ],

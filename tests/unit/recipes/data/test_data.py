@@ -256,7 +256,9 @@ def refused(data: PackedText, spec: DataSpec = SPEC) -> str:
 
 def test_errors_of_tokenizer_and_vocabulary(cache: Path, tmp_path: Path) -> None:
     message = refused(prose(vocab_size=2000))
-    assert "model.vocab_size(1024) is smaller than the tokenizer's vocabulary, data.vocab_size(2000)" in message
+    assert (
+        "model.vocab_size(1024) is smaller than the tokenizer's vocabulary of 2000 tokens (data.vocab_size)" in message
+    )
     assert "vocabulary of 200 is too small" in refused(prose(), DataSpec(200, 32, 0))
     assert "seq_len(900000) + 1 is more than the" in refused(prose(), DataSpec(1024, 900_000, 0))
 

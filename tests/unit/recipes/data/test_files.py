@@ -114,7 +114,7 @@ def test_one_json_array_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"text": "x"},\n {"text": "y"}]')
     assert texts(option("jsonl", tmp_path)) == ["x", "y"]
     (tmp_path / "b.jsonl").write_text('{"text": "x"}\n{"text": \n')
-    assert "b.jsonl' line 2 is not JSON" in refused(option("jsonl", tmp_path))
+    assert "b.jsonl' line 2 is not a JSON object" in refused(option("jsonl", tmp_path))
 
 
 def test_other_files_or_options_use_another_cache_entry(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_missing_paths_are_refused(tmp_path: Path) -> None:
                 option(kind, path).prepare(SPEC)
             assert message in str(caught.value)
     for missing in (None, "???", ""):
-        with pytest.raises(ValueError, match="is missing; expected a file, a directory or a glob pattern"):
+        with pytest.raises(ValueError, match="this key is missing; expected a file, a directory or a glob pattern"):
             Data.resolve("jsonl").model_validate({"kind": "jsonl", "path": missing, "field": "text", **SHARED})
 
 
@@ -165,7 +165,7 @@ GOOD = json.dumps({"text": text(1), "title": "x"}) + "\n"
     [
         (b"", "data.path: no text in '{path}', column 'text'"),
         (b'{"text": ""}\n{"text": null}\n', "data.path: no text in '{path}', column 'text'"),
-        (GOOD.encode() * 3 + b'{"text": "cut o\n', "data.path: '{path}' line 4 is not JSON ("),
+        (GOOD.encode() * 3 + b'{"text": "cut o\n', "data.path: '{path}' line 4 is not a JSON object ("),
         (b"\x89PNG\r\n\x1a\n\x00\xff" * 50, "data.path: '{path}' line 1 is not UTF-8 text; expected one JSON object"),
         ('{"text": "\xe9"}\n'.encode("latin-1"), "data.path: '{path}' line 1 is not UTF-8 text"),
         (b'{"txt": "a", "id": 1}\n', "data.field: no column 'text'. Did you mean 'txt'? Columns: txt, id"),
@@ -183,7 +183,7 @@ def test_a_bad_file_among_good_ones_is_named(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", range(40))
     (tmp_path / "b.jsonl").write_text(GOOD + "no json\n")
     (tmp_path / "c.jsonl.gz").write_bytes(b"no gzip")
-    assert f"'{tmp_path / 'b.jsonl'}' line 2 is not JSON" in refused(option("jsonl", tmp_path))
+    assert f"'{tmp_path / 'b.jsonl'}' line 2 is not a JSON object" in refused(option("jsonl", tmp_path))
     assert f"'{tmp_path / 'c.jsonl.gz'}' cannot be read" in refused(option("jsonl", tmp_path / "c.jsonl.gz"))
 
 
@@ -233,7 +233,7 @@ def test_json_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "deep.jsonl"
     path.write_text(GOOD + '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     message = refused(option("jsonl", path))
-    assert f"'{path}' line 2 is not JSON (recursion limit exceeded" in message and len(message) < 500
+    assert f"'{path}' line 2 is not a JSON object (recursion limit exceeded" in message and len(message) < 500
 
 
 def test_rows_without_text_are_counted(tmp_path: Path) -> None:

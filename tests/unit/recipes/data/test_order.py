@@ -97,9 +97,9 @@ def test_readers_wait_for_their_block(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_readers_of_a_dead_producer_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequences_module, "PRODUCER_TIMEOUT_S", 0.02)
     monkeypatch.setattr(sequences_module, "PROGRESS_POLL_S", 0.001)
-    with pytest.raises(RuntimeError, match="only 9 tokens are cached, and no process packs more"):
+    with pytest.raises(RuntimeError, match="only 9 tokens are cached, and no process is packing more"):
         opened(L + 1, shuffle=6, complete=False).rows(0, 1)
-    with pytest.raises(RuntimeError, match="no process packs more"):  # null waits for the end
+    with pytest.raises(RuntimeError, match="no process is packing more"):  # null waits for the end
         opened(L * 6 + 1, shuffle=None, complete=False).rows(0, 1)
 
 

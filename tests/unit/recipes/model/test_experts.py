@@ -336,8 +336,8 @@ def test_frozen_stack_of_experts_takes_fewer_flops() -> None:
 
 WRONG = {
     "model.experts.per_token=9": "per_token(9) is more than number(8)",
-    "model.experts.per_token=1": "normalize(true) divides the only weight by itself",
-    "model.dense_layers=6": "dense_layers(6) leaves no layer of n_layers(6) for experts",
+    "model.experts.per_token=1": "normalize=true divides the only weight by itself",
+    "model.dense_layers=6": "dense_layers(6) must be below n_layers(6), otherwise no layer has experts",
     "model.experts.number=0": "model.experts.number",
     "model.experts.score=relu": "model.experts.score",
     "model.experts.balance_rate=0": "model.experts.balance_rate",
@@ -365,7 +365,7 @@ TOGETHER = {
     ),
     "parallelism.expert=2 compile=per_block activation_checkpoint=selective_op activation_checkpoint.save=[{op:aten.mm}]": (
         2,
-        "repeating the exchange of tokens in a compiled block needs the token counts, which torch cannot save",
+        "recomputing the token exchange of experts in a compiled block needs the token counts, which torch cannot save",
     ),
     "model.experts.ffn_dim=250": (2, "model.experts.ffn_dim(250) x 4 bytes = 1000 is not a multiple of 16"),
     "model.experts.ffn_dim=252 precision=bf16": (

@@ -25,7 +25,10 @@ def hybrid(*overrides: str) -> Hybrid:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("model.pattern=M*-X",), r"model.pattern: unknown 'X'; the letters are M \(Mamba-2\), \* \(attention\)"),
+        (
+            ("model.pattern=M*-X",),
+            r"model.pattern: no such letter: 'X'; the letters are M \(Mamba-2\), \* \(attention\)",
+        ),
         (("model.mamba=null",), r"'M' in pattern 'M\*-ME' needs the section mamba"),
         (("model.experts=null",), r"'E' in pattern 'M\*-ME' needs the section experts"),
         (("model.pattern=*-E",), r"the section mamba has no effect without 'M' in pattern '\*-E'; use mamba=null"),
@@ -34,7 +37,7 @@ def hybrid(*overrides: str) -> Hybrid:
         (("model.mamba.groups=3",), r"heads\(8\) is not a multiple of groups\(3\)"),
         (("model.n_kv_heads=3",), r"n_heads\(8\) is not a multiple of n_kv_heads\(3\)"),
         (("model.head_dim=31", "model.rope_theta=1e4"), r"head_dim\(31\) is odd, but rotary embeddings rotate pairs"),
-        (("model.rope_scaling={factor:8.0}",), "there is nothing to scale without rope_theta"),
+        (("model.rope_scaling={factor:8.0}",), "rope_scaling has no effect without rope_theta"),
         (("model.mtp.depth=-1",), "model.mtp.depth"),
     ],
 )
