@@ -44,9 +44,9 @@ class Launch(Section):
     bind: Literal["auto", "none"] = "auto"
     """CPUs that a worker may use; auto: its GPU's NUMA domain, if that domain has at least 2 CPUs per worker; none: all CPUs."""
     emulate: Annotated[int | None, whole(None, at_least=0)] = None
-    """Rank to emulate on one device; null: start all ranks."""
+    """Rank to emulate on one device; null: all ranks run."""
     python: str | None = None
-    """Interpreter that executes the run with its own torch and this meshrunner's code; null: this interpreter."""
+    """Python interpreter that executes the run; null: this one."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)

@@ -99,6 +99,7 @@ OURS = {
             "launch.bind",
             "launch.port",
             "launch.emulate",
+            "launch.python",
         ),
         WORKS,
     ),
