@@ -44,7 +44,7 @@ class Launch(Section):
     bind: Literal["auto", "none"] = "auto"
     """CPUs that a worker may use; auto: its GPU's NUMA domain, if that domain has at least 2 CPUs per worker; none: all CPUs."""
     emulate: Annotated[int | None, whole(None, at_least=0)] = None
-    """Rank to emulate on one device; null: all ranks run."""
+    """Rank to emulate on one device; null: none."""
     python: str | None = None
     """Python interpreter that executes the run; null: this one."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
