@@ -63,7 +63,7 @@ def test_runs_that_end_as_nobody_predicted_are_named_and_left_out(folder: Path) 
     with Command("tune", *SEARCH, *words, *limits, cwd=folder) as command:
         done = command.wait()
         command.check_nobody_left()
-    assert ": oom " in done.out and ": timeout " in done.out, done
+    assert ": oom: " in done.out and ": timeout: " in done.out, done
     found = yaml.safe_load((folder / "tuned" / "experiment" / "best.yaml").read_text())
     assert found.get("micro_batch", 4) in (2, 4) and {"override /parallelism": "fsdp1"} not in found["defaults"]
     assert all("fsdp2" in name and "micro-batch-8" not in name for name in completed(folder / "tuned"))
