@@ -24,11 +24,11 @@ from meshrunner.recipes.recipe import Recipe
 def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn.Module, list[Trainable], int]:
     """Build the network on the meta device, distribute it over the devices and initialise it.
 
-    Return the model, its trainable parameters, and the total number of parameters of the full model. Raises TooLarge if the
-    host memory of a rank on a CPU cannot hold the rank's parameters and optimizer state.
+    Return the model, its trainable parameters, and the total number of parameters of the full model. On CPUs, raises
+    TooLarge if a rank's parameters and optimizer state exceed the rank's host memory.
     """
     layout = recipe.parallelism
-    # 1. Build on meta, where any model fits. Float8 replaces linear layers before anything refers to them.
+    # 1. Build on the meta device, where any model fits. Float8 replaces linear layers before anything refers to them.
     network = recipe.model.on_meta(recipe.seq_len)
     recipe.precision.convert(network, layout.tensor)
     # 2. Context, tensor or expert parallelism. Their plans use module names, which later wrappers change.
@@ -40,9 +40,9 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
 
         fuse_collectives(mesh.get_group("tensor"))
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    # 3. The wrap plan also uses module names, so it precedes the checkpoint wrappers.
+    # 3. The wrap plan also uses module names, so it is made before activation checkpointing wraps modules.
     plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))
-    # 4. Recomputation and compilation go inside the FSDP units, because FSDP gathers and frees parameters around this code.
+    # 4. Recompute and compile inside the FSDP units, because FSDP gathers parameters before this code and frees them after.
     recompute_and_compile(recipe, network, plan)
     parts = _cut(recipe, network, mesh, device) if layout.pipeline > 1 else {}
     if device.type == "cpu" and (host_bytes := recipe.host_bytes(mesh.size())) is not None:
@@ -118,7 +118,7 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
     """Apply activation checkpointing to the blocks, and compile the blocks and the loss, in place.
 
     A block with selective checkpointing (`inside_compile`) is wrapped first and then compiled, because the compiler must see the
-    recomputation. A block with full checkpointing is compiled first, because compiling a wrapped block fails with 2-d layouts.
+    recomputation. A block with full checkpointing is compiled first, because compiling a wrapped block fails on 2-d meshes.
     """
     recompute, compilation = recipe.activation_checkpoint, recipe.compile
     recompute.configure()

@@ -51,7 +51,7 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
 
 
 def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
-    """Return the settings of a flat configuration that, if changed, have at least one of `effects`."""
+    """Return the settings of a flat configuration whose change has at least one of the given effects."""
     return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
 
 
@@ -80,7 +80,7 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare a section's keys: the section's class, then a group's options, starting with `kind`."""
+    """Yield the classes that may declare a section's keys: the section's class and, for a group, its options, `kind` first."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

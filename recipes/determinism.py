@@ -1,7 +1,7 @@
 """The key `deterministic`: a run that is repeated or resumed with the same layout and devices has bit-identical losses."""
 
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "MAMBA_DETERMINISTIC": "1"}
-"""Environment variables of deterministic GPU workers: for cuBLAS, read when CUDA starts, and for mamba_ssm, read on import."""
+"""Environment variables of deterministic GPU workers. cuBLAS reads its variable when CUDA starts, mamba_ssm on import."""
 
 
 def compute_deterministically(*, compiles: bool) -> None:

@@ -30,7 +30,7 @@ class Meter(Protocol):
     """The reporting interface. All ranks must call all methods in the same order, because reading metrics is a collective."""
 
     def doing(self, phase: Phase) -> None:
-        """Report the start of a phase that may take long. Not a collective."""
+        """Report the start of a phase that may take a long time. Not a collective."""
 
     def started(self, *, device: torch.device, params: int, describe_data: Callable[[], dict[str, Any]]) -> None:
         """Report that the first step begins. params: number of parameters of the full model."""

@@ -112,8 +112,8 @@ def train(
 ) -> tuple[nn.Module, int]:
     """Train up to step `recipe.steps`, or until any rank requests a stop. If checkpoints are saved, the last step is saved, too.
 
-    Return the trained model and the last completed step. If `checkpoints` is None, no checkpoint is saved, and only
-    `checkpoint.load` is read. Raises ConfigError if the recipe does not fit the devices, the data or the checkpoint, and
+    Return the trained model and the last completed step. If `checkpoints` is None, no checkpoint is saved, and only the one in
+    `checkpoint.load` is loaded. Raises ConfigError if the recipe does not fit the devices, the data or the checkpoint, and
     TooLarge if host memory is too small. Raises NotSaved if a checkpoint cannot be written. The meter raises FloatingPointError
     if a loss or gradient norm is not finite.
     """

@@ -88,7 +88,7 @@ class Recipe(Section):
         return balanced(blocks, last, layout.pipeline * layout.stages_per_rank)
 
     def pipeline_problems(self, micro_batches: int) -> list[str]:
-        """Return the reasons why the model cannot be cut into stages, or the stages cannot process `micro_batches` per step."""
+        """Return the reasons why the model cannot be cut into stages, or why stages cannot process `micro_batches` per step."""
         layout = self.parallelism
         if layout.pipeline == 1:
             return []

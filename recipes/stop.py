@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 def stop_agreement(requested: Callable[[], bool]) -> Iterator[bool]:
     """Yield a bool per step: whether to stop. If `requested()` is true on any rank, all ranks get True one step later. After
-    every step, a rank reads the result of the previous step's all-reduce, usually without waiting, and starts the next one."""
+    every step, a rank reads the result of the previous step's all-reduce, usually without waiting, and starts another."""
     group = dist.new_group(backend="fake" if dist.get_backend() == "fake" else "gloo")
     flag = torch.zeros(1, dtype=torch.int32)
     while not flag.item():

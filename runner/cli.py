@@ -28,7 +28,7 @@ def main() -> NoReturn:
     except FileNotFoundError:
         print("the current directory was removed: change into one that exists", file=sys.stderr, flush=True)
         os._exit(2)
-    # The current directory may contain a user's own classes. As the last entry of sys.path, it shadows no installed module.
+    # The current directory may contain a user's own classes. It is last in sys.path, so that it shadows no installed module.
     sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), here]
     code = _dispatch(sys.argv[1:])
     command = COMMANDS.get(sys.argv[1]) if sys.argv[1:] else None

@@ -130,7 +130,7 @@ def _paths(word: str, *, only_directories: bool = False) -> list[str]:
 
 
 def _terms(word: str, rest: Sequence[str]) -> list[str]:
-    """Return the terms that `meshrunner help` explains: groups, keys, verbs or GROUP=OPTION. Without `word`, omit nested keys."""
+    """Return the terms that `meshrunner help` explains: groups, keys, verbs or GROUP=OPTION. Omit nested keys if `word` is ""."""
     from meshrunner.runner import shipped
     from meshrunner.runner.commands.parser import parse
     from meshrunner.runner.verbs.reference.help import every_key

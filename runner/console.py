@@ -65,7 +65,8 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 @contextmanager
 def naming(what: str) -> Iterator[Callable[[int, int], None]]:
     """Print `what` to stderr as the name of the work in the `with` block. On a terminal, erase the name when the work ends. Yield
-    a function of the numbers of finished parts and of all parts, which shows both and the time left on a terminal."""
+    a function that receives the number of finished parts and the number of all parts. On a terminal, it shows both, and the time
+    left."""
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:
             slow.doing(what)

@@ -1,4 +1,4 @@
-"""The table of all metrics. An entry of FIGURES determines a metric's keys in rows and summaries, how the metric is merged over
+"""The table of all metrics. Each item of FIGURES determines a metric's keys in rows and summaries, how the metric is merged over
 ranks, steps and repeats, and how it appears in tables, charts, the progress line and docs/figures.md.
 
     python -m meshrunner.runner.figures     prints the table of docs/figures.md
@@ -38,7 +38,8 @@ class Figure(NamedTuple):
     - `last`, `final`: value of the last step; `final` is stored under `<group>/final_<name>`
     - `sum`: sum over all steps of the last attempt
     - `saves`: median over checkpoints, computed by the meter because no step follows the last checkpoint
-    - `once`: value of the whole run, not of a step; empty: not in summary.json
+    - `once`: value of the whole run, not of a step
+    - empty: the figure is not in summary.json
     """
     over_repeats: Literal["median", "min", "max", "median min max", ""]
     """Statistic over repeats in `compare`, or a statistic and its range; empty if `compare` leaves the figure out."""
@@ -125,7 +126,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s",
            higher_is_better=True),
     Figure("perf/mfu_causal", "percent", "", PERCENT, "median", "",
-           "`perf/mfu` with half of the attention FLOPs, because the causal mask discards the other half of the scores",
+           "`perf/mfu` with half of the attention FLOPs, because the causal mask discards half of the scores",
            higher_is_better=True),
     Figure("perf/tflops", "TFLOP/s per device", "", NUMBER, "median", "", "`perf/wps` x `model/flops_per_token`",
            higher_is_better=True),
@@ -164,7 +165,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "the part of the step spent compiling, on the slowest rank",
            over_ranks="max"),
     Figure("perf/checkpoint_time_s", "s", "checkpoint", SECONDS, "saves", "median",
-           "time for which training stopped before the step to save a checkpoint, on the slowest rank; 0 if none was "
+           "time that training paused to save a checkpoint before the step, on the slowest rank; 0 if none was "
            "saved. With `checkpoint=dcp_async`, training continues once the copy to host memory is complete and the "
            "previous checkpoint is on disk"),
     Figure("perf/comm_allocations", "buffers", "", "{:,.0f}".format, "median", "",

@@ -51,7 +51,7 @@ class Loaded:
 
     @property
     def keys(self) -> list[str]:
-        """Configuration keys that differ between the runs: the first columns of `rows`. Lists in these columns become text."""
+        """Configuration keys whose values differ between runs. They are the first columns of `rows`, where lists become text."""
         return self.comparison.keys
 
     @cached_property

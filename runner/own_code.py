@@ -16,7 +16,7 @@ MAX_LINES, MAX_WIDTH = 5, 300
 
 
 def fault(error: BaseException) -> str:
-    """Return `own.gpt:GPT.network raised TypeError: ...` and the lines of user code, or "" if no user method was called."""
+    """Return a line like `own.gpt:GPT.network raised TypeError: ...`, then the lines of user code; "" if no user method ran."""
     own = list(_own_lines(error))
     method = next((frame for frame, _ in own if {"self", "cls"} & set(frame.f_locals)), None)
     if method is None:

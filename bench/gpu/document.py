@@ -17,10 +17,10 @@ from meshrunner.recipes.storage import replace_file
 
 FIGURES = """\
 All rows use bf16, fused AdamW, the plain loss and random tokens. The columns *loop* show the results of a hand-written loop,
-`bench/gpu/loops/plain_loop.py`, with the same recomputation and compilation. meshrunner and the loop run alternately, each in
-its own process. Each run has {steps} steps and reads metrics every {every} steps. WPS is the median over all steps except
-the first {every}. The column *ratio* shows meshrunner's WPS divided by the loop's WPS in each pair of runs. MFU is relative
-to {peak}. The models are
+`bench/gpu/loops/plain_loop.py`, with the recomputation and compilation of the row. meshrunner and the loop run alternately,
+each in its own process. Each run has {steps} steps and reads metrics every {every} steps. WPS is the median over all steps
+except the first {every}. The column *ratio* shows meshrunner's WPS divided by the loop's WPS in each pair of runs. MFU is
+relative to {peak}. The models are
 """
 ONE_SHARD = """\
 \\* With one shard, FSDP2 casts every weight and copies it into the gathered buffer. FSDP2 also copies every fp32 gradient. The
@@ -192,10 +192,11 @@ class Document:
 
     def _commands(self) -> str:
         common = " ".join(Small.on(self.machine).common)
-        grid_row = f"Each row of the grid is `meshrunner run {common} launch.workers={self.machine.pair} ROW`."
+        command = f"meshrunner run {common} launch.workers={self.machine.pair} ROW"
+        grid_row = f"Each row of the section *What works* runs `{command}`."
         case = FIRST[0]
         words = " ".join(overrides(case, subjects(self.machine)[case.subject], self.machine))
-        return f"## Commands\n\n{grid_row}\n\n`{case.what}`: `meshrunner run {words}`.\n"
+        return f"## Commands\n\n{grid_row}\n\nThe row `{case.what}` runs `meshrunner run {words}`.\n"
 
 
 def _shown(results: list[Result], part: str) -> list[str]:

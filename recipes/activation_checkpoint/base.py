@@ -28,7 +28,7 @@ KNOWN_OPERATORS = (
     "aten.topk",
     "meshrunner.grouped_mm",
 )
-"""Operators that all supported versions of torch have. A config that lists only these is checked without importing torch."""
+"""Operators that all supported versions of torch have. A config that lists only these operators is checked without torch."""
 
 
 class ActivationCheckpoint(Option):
@@ -43,7 +43,7 @@ class ActivationCheckpoint(Option):
     }
 
     inside_compile: ClassVar[bool] = False
-    """Whether blocks are checkpointed before they are compiled, not after, so that the compiler sees the recomputation."""
+    """Whether blocks are checkpointed first and compiled second, so that the compiler sees the recomputation."""
 
     @property
     def recomputes_attention(self) -> bool:
@@ -60,7 +60,7 @@ class ActivationCheckpoint(Option):
         return []
 
     def configure(self) -> None:
-        """Set process-wide options. Every worker calls this method before compiling anything."""
+        """Change torch's process-wide settings. Every worker calls this method before compiling anything."""
 
     def recomputes(self, block: int) -> bool:
         """Whether any part of block number `block`, counted from 0, is recomputed."""
@@ -126,7 +126,7 @@ class SavedOperator(Section):
 
 
 class SelectiveOp(Recompute):
-    """Only the results of the listed operators are saved. In compiled blocks, the partitioner applies the list `save`."""
+    """Only the results of the listed operators are saved. In compiled blocks, the compiler applies the list `save`."""
 
     inside_compile: ClassVar[bool] = True
 
@@ -159,13 +159,13 @@ class SelectiveOp(Recompute):
         return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
-        """Return a function that counts calls to decide which results to save. Valid for one forward and its recomputation."""
+        """Return a function that decides which results to save by counting calls. It serves one forward and its recomputation."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}
         for saved in self.save:
             packet = _packet(saved.op)
-            assert packet is not None  # `problems` has checked it
+            assert packet is not None  # `problems` has checked that the operator exists
             every |= {getattr(packet, overload): saved.every for overload in packet.overloads()}  # type: ignore[no-untyped-call]
         calls: Counter[tuple[bool, str]] = Counter()
 
@@ -184,7 +184,7 @@ class MemoryBudget(ActivationCheckpoint):
     """The compiler chooses the activations to save within a memory budget (functorch's knapsack partitioner)."""
 
     budget: float = Field(ge=0, le=1)
-    """Allowed activation memory, as a fraction of compiled code's default. 0: recompute all; 1: change nothing."""
+    """Allowed activation memory, as a fraction of the memory that compiled code uses by default. 0: recompute all; 1: default."""
 
     def configure(self) -> None:
         import torch._functorch.config

@@ -17,7 +17,7 @@ class Saver(Protocol):
         """Save the state after `step`. Raises NotSaved if this or an earlier save fails."""
 
     def close(self) -> None:
-        """Wait until everything is on disk. Raises NotSaved if a save fails."""
+        """Wait until all checkpoints are on disk. Raises NotSaved if a save fails."""
 
 
 class Checkpoint(Option):
@@ -35,7 +35,7 @@ class Checkpoint(Option):
     """Whether a run saves checkpoints."""
 
     load: str | None
-    """Checkpoint or run directory from which the run starts. `load` is ignored if the run's directory has a usable checkpoint."""
+    """Checkpoint or run directory from which the run starts. `load` is ignored if the run already has a usable checkpoint."""
 
     def saver(self, folder: Path, training: Training) -> Saver | None:
         """Return the saver that writes checkpoints to `folder`, or None if the option saves no checkpoints."""

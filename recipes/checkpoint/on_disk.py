@@ -45,7 +45,7 @@ class Damaged(Exception):
 
 
 class OtherFormat(Damaged):
-    """The error for an intact checkpoint in a format that this version does not read."""
+    """The error for an intact checkpoint in a format that this version of meshrunner cannot read."""
 
 
 class Consumed(NamedTuple):
@@ -128,7 +128,7 @@ def read_checkpoint(folder: Path) -> StoredCheckpoint:
         if (found := (folder / name).stat().st_size) != size:
             raise Damaged(f"{name} has {found} bytes, but {size} were written")
     if stored.damaged_files([METADATA]):
-        raise Damaged(f"{METADATA} is damaged: its checksum differs")
+        raise Damaged(f"{METADATA} is damaged: wrong checksum")
     return stored
 
 
@@ -149,7 +149,7 @@ def _read_record(folder: Path) -> Record:
 
 
 def checkpoint_folders(folder: Path) -> dict[int, Path]:
-    """Map the step of each checkpoint, good or damaged, to its directory, newest first. Return {} if `folder` does not exist."""
+    """Return the directories of all checkpoints, even damaged ones, keyed by step, newest first; {} if there is no `folder`."""
     if not folder.is_dir():
         return {}
     found = {int(match[1]): path for path in folder.iterdir() if (match := NAME.fullmatch(path.name))}
@@ -157,7 +157,7 @@ def checkpoint_folders(folder: Path) -> dict[int, Path]:
 
 
 def good_checkpoints(folder: Path) -> tuple[list[StoredCheckpoint], list[str]]:
-    """Return the good checkpoints in a `checkpoints` directory, newest first, and a warning for each damaged checkpoint."""
+    """Return the checkpoints in `folder` that `read_checkpoint` accepts, newest first, and a warning for each of the others."""
     good, damaged = _read_all(folder)
     return good, [f"skipping the checkpoint {path}: {error}" for path, error in damaged.items()]
 
@@ -173,9 +173,9 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
-    """Return the good checkpoints in `own` (the run's `checkpoints` directory), else those in `load`, newest first, and a warning
-    for each damaged checkpoint. Raises ConfigError if `own` has no good checkpoint but one in another format, or if `load` is
-    given and neither directory has a good checkpoint."""
+    """Return the good checkpoints, newest first, in `own`, the run's `checkpoints` directory. If there are none, return those in
+    `load`. Also return a warning for each damaged checkpoint. Raises ConfigError if `own` has checkpoints in another format and
+    no good checkpoint, or if `load` is given and neither directory has a good checkpoint."""
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
         for path, error in damaged.items():
@@ -229,8 +229,8 @@ def remove_leftovers(folder: Path) -> None:
 
 def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | None:
     """Return the newest checkpoint whose checksums all match, or None to start from step 1. Each rank verifies its share of the
-    files, and all ranks return the same result. Raises ConfigError on every rank if `candidates` does, or if `load` is given
-    and all checkpoints are damaged."""
+    files, and all ranks return the same result. Raises ConfigError on every rank if `candidates` raises it, or if `load` is
+    given and all checkpoints are damaged."""
     if own is None and load is None:
         return None
     import torch
@@ -258,7 +258,7 @@ def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | 
         if not damaged:
             return candidate
         if rank == 0:
-            why = f"the checksum differs for {', '.join(damaged)}"
+            why = f"wrong checksum of {', '.join(damaged)}"
             print(f"warning: skipping the checkpoint {candidate.path}: {why}", file=sys.stderr, flush=True)
     if found and load is not None:
         raise ConfigError(

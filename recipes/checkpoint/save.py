@@ -38,7 +38,7 @@ class ChecksummedWriter(FileSystemWriter):
     def __init__(
         self, folder: Path, complete: Callable[[dict[str, tuple[int, int]]], None], *, on_host: bool = False
     ) -> None:
-        # On CUDA, state that is not in host memory is copied during writing, in the current stream.
+        # On CUDA, torch copies state to the host while writing, in the current stream. State on the host needs no copies.
         ahead = 0 if on_host else 10_000_000  # bytes; torch's default
         super().__init__(folder, sync_files=True, overwrite=False, per_thread_copy_ahead=ahead)
         self.complete = complete
@@ -70,7 +70,7 @@ class ChecksummedWriter(FileSystemWriter):
 
 
 class DCPSaver:
-    """The `Saver` of the options `dcp` and `dcp_async`. in_background: write files while training continues (`dcp_async`)."""
+    """The `Saver` of the options `dcp` and `dcp_async`. in_background: whether training continues during writing."""
 
     def __init__(
         self, folder: Path, training: on_disk.Training, every: int, keep: int | None, *, in_background: bool = False
@@ -157,7 +157,7 @@ def staging_options(model: nn.Module) -> StagingOptions:
     """Return torch's options for copying a model's state to host memory. On CUDA, the copies run asynchronously."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     return StagingOptions(
-        # Pinned memory is kept per tensor, and FSDP1 creates new tensors for every state dict.
+        # torch keeps one pinned buffer per tensor. FSDP1 creates new tensors for every state dict, so no buffer would be reused.
         use_pinned_memory=on_gpu and not FullyShardedDataParallel.fsdp_modules(model),
         use_shared_memory=False,
         use_async_staging=False,  # the next step would overwrite tensors that are still being copied

@@ -120,7 +120,7 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn
 
 
 def _state_keys(optimizer: torch.optim.Optimizer) -> tuple[list[str], list[str]]:
-    """Return two lists of keys in an optimizer's state: keys of scalars such as `step`, and of tensors such as `exp_avg`."""
+    """Return the keys of an optimizer's state as two lists: keys of scalars such as `step`, and of tensors such as `exp_avg`."""
     found = {key: value.dim() for state in optimizer.state.values() for key, value in state.items()}
     return sorted(key for key in found if not found[key]), sorted(key for key in found if found[key])
 

@@ -1,5 +1,5 @@
-"""Combinations of options that cannot work with pipeline parallelism. Torch runs some of these combinations without an error. A
-schedule that splits backward computes the gradients of weights later than those of activations."""
+"""Combinations of options that cannot work with pipeline parallelism. Torch runs some of these combinations without an error, but
+with wrong gradients. A schedule that splits backward computes weight gradients later than activation gradients."""
 
 from meshrunner.recipes.compatibility.conflict import Conflict
 from meshrunner.recipes.parallelism.base import Degrees, Parallelism
@@ -15,7 +15,7 @@ def _splits(p: Parallelism) -> bool:
 
 
 def _reshards(r: Recipe, p: Parallelism, d: Degrees) -> bool:
-    """Whether an FSDP2 unit frees its parameters after forward."""
+    """Whether any FSDP2 unit frees its parameters after forward."""
     if p.kind != "fsdp2" or r.wrap.kind == "root_only":
         return False
     rules = [rule.reshard_after_forward for rule in r.wrap.rules] if isinstance(r.wrap, Rules) else []
@@ -38,7 +38,7 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: p.pipeline > 1 and p.plans_buffers,
         where="parallelism.buffers",
-        reason="planned buffers need a fixed order of units, but a schedule alternates between stages",
+        reason="planned buffers need a fixed order of units, but a pipeline schedule alternates between stages",
         instead="parallelism.buffers=dynamic",
     ),
     Conflict(
@@ -74,7 +74,7 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: _splits(p) and r.activation_checkpoint.kind != "none",
         where="activation_checkpoint",
-        reason=f"{SPLIT} recompute a block several times, once for each group of its weights, or fail",
+        reason=f"{SPLIT} fail or recompute a block several times (once for each group of its weights)",
         instead=f"activation_checkpoint=none, or {WHOLE_BACKWARD}",
     ),
     Conflict(

@@ -52,7 +52,7 @@ ROWS = [
         when=lambda r, p, d: r.compile.records_cuda_graphs and r.accumulation(d.data)[1] > 1,
         where="compile.mode",
         reason="reduce-overhead and max-autotune replay CUDA graphs, which overwrite the gradients of earlier micro batches",
-        instead="compile.mode=max-autotune-no-cudagraphs, or a micro_batch of global_batch / data-parallel ranks",
+        instead="compile.mode=max-autotune-no-cudagraphs, or micro_batch = global_batch / data-parallel ranks",
     ),
     Conflict(
         when=lambda r, p, d: r.compile.cuda_graph and not p.capturable,
@@ -106,7 +106,7 @@ ROWS = [
         when=lambda r, p, d: d.tensor > 1 and r.compile.is_partitioned and r.activation_checkpoint.recomputes_attention,
         where="activation_checkpoint.save",
         reason="recomputing attention in a compiled tensor-parallel block needs the device mesh, which torch cannot save",
-        instead="a save list that includes the attention operators, activation_checkpoint=full, or compile=eager",
+        instead="compile=eager, activation_checkpoint=full, or a save list that includes the attention operators",
     ),
     Conflict(
         when=lambda r, p, d: r.precision.gathers_float8 and not isinstance(p, FSDP2),
@@ -168,8 +168,8 @@ ROWS = [
         when=lambda r, p, d: d.context > 1 and r.seq_len % p.sequence_pieces > 0,
         where="seq_len",
         reason=(
-            "each sequence is cut into equal pieces: context (ulysses) or 2 x context (allgather), "
-            "times tensor if sequence_parallel"
+            "each sequence is cut into equal pieces, whose number is context (ulysses) or 2 x context (allgather), "
+            "multiplied by tensor if sequence_parallel=true"
         ),
         instead="a seq_len that is a multiple of the number of pieces",
     ),
@@ -197,7 +197,7 @@ ROWS = [
             "recomputing the token exchange of experts in a compiled block needs the token counts, "
             "which torch cannot save"
         ),
-        instead="a save list that includes _c10d_functional.all_to_all_single, activation_checkpoint=full, or compile=eager",
+        instead="compile=eager, activation_checkpoint=full, or a save list that includes _c10d_functional.all_to_all_single",
     ),
     Conflict(
         when=lambda r, p, d: p.expert > 1 and isinstance(p.reshard_after_forward, int),
@@ -233,7 +233,7 @@ ROWS = [
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.reshard_after_forward not in ("auto", p.reshard(2)),
         where="parallelism.reshard_after_forward",
         reason="megatron_fsdp reshards every unit after forward with zero=3, and does not shard parameters with zero=0 to 2",
-        instead="parallelism.reshard_after_forward=auto; parallelism.zero=3 reshards, zero=0 to 2 keep parameters",
+        instead="parallelism.reshard_after_forward=auto, with parallelism.zero=3 if parameters should be resharded",
     ),
     Conflict(
         when=lambda r, p, d: isinstance(p, MegatronFSDP) and p.zero >= 2 and p.accumulate == "hold",

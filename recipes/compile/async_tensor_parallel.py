@@ -1,5 +1,5 @@
-"""Asynchronous tensor parallelism (Wang et al. 2023). Inductor replaces an all-gather and the matmuls that use its result, or a
-matmul and its reduce-scatter, by one operator that computes on one piece of the data while another piece is transferred."""
+"""Asynchronous tensor parallelism (Wang et al. 2023). Inductor fuses an all-gather with the matmuls that use its result, or a
+matmul with the reduce-scatter of its result. The fused operator computes on one piece of the data while it transfers another."""
 
 import torch._inductor.config
 from torch import fx
@@ -19,7 +19,7 @@ def fuse_collectives(group: ProcessGroup) -> None:
 
 
 class _CountFused(CustomGraphPass):
-    """Count fused operators. Inductor stores a graph's change of its counters with the graph, so cached graphs count, too."""
+    """Count fused operators. Inductor caches each graph with the graph's counts, so operators in cached graphs count, too."""
 
     def __call__(self, graph: fx.Graph) -> None:
         counters["inductor"][ASYNC_TP_FUSED] += sum("symm_mem.fused" in str(node.target) for node in graph.nodes)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 ASYNC_TP_FUSED = "async_tensor_parallel_fused"
-"""Name of inductor's counter of operators that combine a tensor-parallel collective with matmuls."""
+"""Name of the inductor counter for operators that combine a tensor-parallel collective with matmuls."""
 WARM_UP = 2
 """Number of steps before the step that is captured as a CUDA graph. The first steps create objects that cannot be created during
 a capture: the optimizer's state, communicators and compiled code."""
@@ -34,7 +34,7 @@ class Compile(Option):
     """Whether anything is compiled."""
 
     cuda_graph: bool = False
-    """Whether to capture and replay the third step as a CUDA graph."""
+    """Whether to capture the third step as a CUDA graph, and to replay this graph in all later steps."""
     async_tensor_parallel: bool = False
     """Whether GPUs overlap matmuls with tensor-parallel communication."""
 
@@ -61,12 +61,12 @@ class Compile(Option):
         if self.cuda_graph and device_type != "cuda":
             return "compile.cuda_graph: a CUDA graph needs a GPU; use compile.cuda_graph=false"
         if self.async_tensor_parallel and device_type != "cuda":
-            return "compile.async_tensor_parallel: the ranks must be GPUs; use compile.async_tensor_parallel=false"
+            return "compile.async_tensor_parallel: every rank needs a GPU; use compile.async_tensor_parallel=false"
         return None
 
     def configure(self, *, emulate_casts: bool) -> None:
-        """Set process-wide options. Every worker calls this method before compiling anything. emulate_casts: whether fused code
-        rounds intermediate results as eager code does."""
+        """Change torch's process-wide settings. Every worker calls this method before compiling anything. emulate_casts: whether
+        fused code rounds intermediate results as eager code does."""
 
     def compile_block(self, block: nn.Module, *, contains_units: bool) -> None:
         """Compile a block in place. contains_units: whether the block contains FSDP units, which cause graph breaks."""
@@ -135,7 +135,7 @@ class TorchCompile(Compile):
         import torch._inductor.config
         from tqdm import tqdm
 
-        # torch.fx uses tqdm, whose default lock is a system semaphore that nobody would clean up.
+        # torch.fx uses tqdm, whose default lock is a system semaphore that a killed worker would leak.
         tqdm.set_lock(threading.RLock())
         # The number of tokens that ranks exchange differs at each step, so it must not become a constant of the graph.
         torch._dynamo.config.capture_scalar_outputs = True

@@ -24,7 +24,7 @@ Metrics = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 
 class CapturedStep:
-    """A training step, captured after WARM_UP calls, then replayed until a batch's shape or an optimizer setting changes."""
+    """A training step that is captured after WARM_UP calls and replayed until a batch's shape or an optimizer setting changes."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class CapturedStep:
         return graph
 
     def _constants(self, batches: Batches) -> Any:
-        """Return values that are constants in a graph: the batch's shapes, and the optimizer's settings except learning rate."""
+        """Return the values that a graph keeps constant: batch shapes, and the optimizer's settings except the learning rate."""
         settings = [
             {key: value for key, value in group.items() if key not in ("params", "lr")}
             for group in self._optimizer.param_groups

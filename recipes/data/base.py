@@ -67,7 +67,7 @@ class Data(Option):
         return False
 
     def produce(self, spec: DataSpec) -> None:
-        """Read, tokenise and pack all data. Record an error before raising it, so that `started` and the workers see it."""
+        """Read, tokenise and pack all data. Before raising an error, record it, so that `started` and the workers find it."""
 
     def started(self, spec: DataSpec) -> bool:
         """Return whether enough data is available for training to begin. Raises ConfigError if `produce` recorded an error."""

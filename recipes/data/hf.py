@@ -78,7 +78,7 @@ class HuggingFace(PackedText):
 
 
 def why_unreachable() -> str:
-    """Return the reason why the hub or its mirror is unreachable, else "". Unlike the hub's client, do not retry."""
+    """Return the reason why the hub or its mirror is unreachable; "" if there is none. Unlike the hub's client, do not retry."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]  # exported, but lazily
 

@@ -22,7 +22,7 @@ def all_tokens(x: Tensor, dim: int) -> Tensor:
 class Loader:
     """Loader of one data-parallel rank. A thread reads the sequences of the next step during the current step. Step s = 1, 2,
     ... trains on sequences (s - 1) * global_batch to s * global_batch - 1, cut into `ranks` equal slices. Rank r splits slice r
-    into consecutive micro batches. A run resumed with another global_batch adds `shift` to sequence indices."""
+    into consecutive micro batches. shift: number added to sequence indices if a resumed run changes global_batch."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Loader:
         if isinstance(ready, Exception):
             self._ready.put(ready)  # for later calls, because the thread has ended
             raise ready
-        rows = ready.to(self._device, non_blocking=True)  # asynchronous from pinned memory, on the step's stream
+        rows = ready.to(self._device, non_blocking=True)  # on the step's stream; asynchronous if `ready` is pinned
         return micro_batches(rows, self._micro_batch, self._own)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The base class of text options, which tokenise documents and pack them into one stream of tokens in the cache."""
+"""`PackedText`, the base class of the options that tokenise documents and pack them into one stream of tokens in the cache."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PackedText(Data):
     tokenizer: str | None
     """A sentencepiece .model file; null: train a BPE tokenizer on the text."""
     vocab_size: AutoCount
-    """Vocabulary size if `tokenizer` is null; a short text may yield less. auto: model.vocab_size, at most 32000."""
+    """Vocabulary size if `tokenizer` is null; a short text may yield a smaller one. auto: model.vocab_size, at most 32000."""
     shuffle: Annotated[int | None, whole(None)]
     """Sequences per block. Each block is shuffled separately. 1: file order; null: one block with all data."""
 
@@ -171,7 +171,7 @@ def pack(
     progress: PackProgress,
     threads: int,
 ) -> PackProgress:
-    """Tokenise the remaining documents and append their tokens to the entry. threads: -1 uses all cores."""
+    """Tokenise the remaining documents and append their tokens to the entry. threads: number of threads; -1: all cores."""
     import numpy as np
 
     with entry.tokens.open("r+b") as file:

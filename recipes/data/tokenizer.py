@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
 MAX_AUTO_VOCAB = 32000
-"""Upper limit of the vocabulary if `data.vocab_size` is auto. A few MB of text are too little to train a larger vocabulary."""
+"""Maximum vocabulary size if `data.vocab_size` is auto. A few MB of text are too little to train a larger vocabulary."""
 MAX_LINE = 2000
 """Maximum characters per line of training text. Longer lines are split, because sentencepiece skips lines over 4192 bytes."""
 

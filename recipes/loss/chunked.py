@@ -24,7 +24,7 @@ def takes_chunks(output: nn.Module) -> bool:
 
 
 def install(output: nn.Module, summed: SummedLoss, tokens: int) -> None:
-    """Make `output(hidden, targets=targets)` compute the summed loss in chunks of `tokens`. `output(hidden)` returns logits."""
+    """Make `output(hidden, targets=targets)` sum the loss over chunks of `tokens` tokens. `output(hidden)` returns logits."""
     assert isinstance(output, nn.Linear)
     # Tensor parallelism redistributes logits in forward hooks. Here the hooks are applied to the logits of each chunk.
     hooks = list(output._forward_hooks.values())
@@ -70,7 +70,7 @@ def summed_in_chunks(weight: Tensor, summed: SummedLoss, hidden: Tensor, targets
     recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if torch.compiler.is_compiling():
         # The compiler cannot trace the autograd functions below. An fp32 copy of the weight makes autograd accumulate the
-        # gradient in fp32. The compiler removes the conversion to fp32 and back from forward.
+        # gradient in fp32. In forward, the compiler removes the conversion to fp32 and back.
         dtype, weight = weight.dtype, weight.float()
 
         def traced_loss(hidden: Tensor, targets: Tensor, weight: Tensor) -> Tensor:

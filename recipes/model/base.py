@@ -83,7 +83,7 @@ class Model(Option):
 
     def context_problems(self, context: int, tensor: int, method: str) -> list[str]:
         """Return the reasons why `context` devices (more than 1) cannot divide this model's sequences, or [] if they can."""
-        return ["parallelism.context: this model cannot mix the tokens of several devices; use parallelism.context=1"]
+        return ["parallelism.context: this model cannot split sequences over devices; use parallelism.context=1"]
 
     def pipeline_problems(self) -> list[str]:
         """Return the reasons why this model cannot be cut into pipeline stages, or [] if it can."""
@@ -95,7 +95,7 @@ class Model(Option):
         raise NotImplementedError
 
     def block_flops(self, seq_len: int) -> list[int]:
-        """Return the training FLOPs per token of each block, and of everything after the last block. Pipelines need these."""
+        """Return the training FLOPs per token of each block, then those of all later modules. Only pipelines use them."""
         raise NotImplementedError
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
@@ -127,11 +127,11 @@ class Model(Option):
         return None
 
     def first(self, blocks: int) -> Self | None:
-        """Return a copy with only the first `blocks` blocks, or None if impossible. `blocks` must exceed `first_blocks`."""
+        """Return a copy with only the first `blocks` blocks; None if unsupported. `blocks` must exceed `first_blocks`."""
         return self.at_depth(blocks)
 
     def build(self, seq_len: int) -> Network:
-        """Build the network and freeze parameters. Raise ConfigError if a pattern matches nothing or no parameter is trained."""
+        """Build the network and freeze parameters. Raise ConfigError if a pattern matches none of them or if all are frozen."""
         network = self.network(seq_len)
         parameters = dict(network.named_parameters())
         for pattern in self.freeze:

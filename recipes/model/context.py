@@ -1,6 +1,6 @@
 """Context parallelism: the ranks of a group hold different parts of each sequence. Only the layers that mix tokens exchange data:
-attention, Mamba blocks and multi-token prediction. Data parallelism averages gradients over the ranks, because they hold equal
-weights, or shards of equal weights."""
+attention, Mamba blocks and multi-token prediction. Data parallelism averages gradients over these ranks, too, because the
+ranks hold equal weights, or shards of equal weights."""
 
 from collections.abc import Callable
 
@@ -47,7 +47,7 @@ class Context:
         return torch.cat(parts).movedim(0, dim)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *, grouped: bool) -> Tensor:
-        """Attend to whole sequences. The arguments and the result hold this rank's positions: [batch, heads, seq / ranks,
+        """Attend to whole sequences. q, k, v and the result hold only this rank's positions: [batch, heads, seq / ranks,
         head_dim]. grouped: whether each key head serves several query heads."""
         return self._exchanging(q, k, v) if self.method == "ulysses" else self._gathering(q, k, v, grouped=grouped)
 
@@ -61,7 +61,7 @@ class Context:
         return torch.cat(mixed, dim=2)
 
     def _exchanging(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Exchange positions for heads, then attend to whole sequences (Jacobs et al. 2023, DeepSpeed Ulysses)."""
+        """Give each rank all positions of some heads, then attend to whole sequences (Jacobs et al. 2023, DeepSpeed Ulysses)."""
         parts = [self._by_rank(each) for each in (q, k, v)]
         sizes = [part.shape[1] for part in parts]
         exchanged = self._exchange(torch.cat(parts, dim=1)).permute(2, 1, 0, 3, 4).flatten(2, 3)

@@ -227,7 +227,7 @@ class Decoder(Model):
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
         if self.routed is None:
             return []
-        alignment = 16  # bytes; torch.nn.functional.grouped_mm requires the size of every row to be a multiple of it
+        alignment = 16  # bytes; torch.nn.functional.grouped_mm requires the size of every row to be a multiple of this
         split = f" / parallelism.tensor({tensor})" if tensor > 1 else ""
         row_bytes = {
             f"model.dim({self.dim})": self.dim * element_bytes,

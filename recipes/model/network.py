@@ -143,7 +143,7 @@ class Loads:
             dist.all_reduce(self.tokens, group=group)
         total = self.tokens.sum(-1, keepdim=True)
         if self.bias_rate:
-            # Multiplying mean - load by the number of experts keeps integers, so that equal loads compare equal.
+            # Multiplied by the number of experts, mean - load is an integer, so that equal loads compare equal.
             below = torch.sign(total - self.tokens * self.tokens.shape[-1])
             self.bias += torch.where(finite, self.bias_rate * below, 0.0)
         violations = _violations(self.tokens)

@@ -36,7 +36,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension (Zhang and Sennrich 2019)."""
 
-    # Not derived from nn.RMSNorm, which `plan` cannot trace with compile=whole_model.
+    # Not derived from nn.RMSNorm, which `meshrunner plan` cannot trace with compile=whole_model.
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Return SequenceParallel if the sequence is sharded, else no style. Each rank always has the weight's full gradient."""
+        """Return SequenceParallel if the sequence is sharded, else no style. Both give each rank the full weight gradient."""
         from torch.distributed.tensor.parallel import SequenceParallel
 
         return {"": SequenceParallel()} if sequence_parallel else {}

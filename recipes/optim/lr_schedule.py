@@ -37,7 +37,7 @@ class LRSchedule(Option):
 class Constant(LRSchedule):
     """Linear warm-up, then a constant rate."""
 
-    warmup_steps: Steps = 0  # configurations from before this key had no warm-up
+    warmup_steps: Steps = 0  # configurations that predate this key have no warm-up
     """Steps of linear warm-up. Step `warmup_steps` is the first step at the full rate."""
 
     def factor(self, step: int) -> float:

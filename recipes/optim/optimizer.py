@@ -63,7 +63,7 @@ class AdamW(Optimizer):
         import torch
 
         return torch.optim.AdamW(
-            [{"params": list(parameters)}],  # in a group, torch accepts an empty list (a stage without trained weights)
+            [{"params": list(parameters)}],  # an untrained stage has none, which torch accepts only in a group
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,
@@ -78,7 +78,7 @@ def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     if not parameters:  # nothing is trained in this pipeline stage
         return
-    finite = grad_norm.isfinite().to(parameters[0].device)  # the host, if parameters are offloaded
+    finite = grad_norm.isfinite().to(parameters[0].device)  # offloaded parameters are on the host
     if all(group.get("fused") for group in optimizer.param_groups):
         optimizer.found_inf = (~finite).to(grad_norm.dtype)  # type: ignore[attr-defined]
         optimizer.step()

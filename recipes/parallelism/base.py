@@ -33,7 +33,7 @@ class Degrees(NamedTuple):
     tensor: int
     context: int = 1
     """Number of adjacent ranks that hold different parts of the same sequences. The degree `shard` (or `replicate`, if nothing is
-    sharded) includes this degree. The ranks hold the same weights, or different shards of the same weights."""
+    sharded) also counts these ranks. They hold the same weights, or different shards of the same weights."""
     pipeline: int = 1
     """Size of the outermost dimension: the number of groups of devices that hold different blocks."""
 
@@ -48,7 +48,7 @@ class Degrees(NamedTuple):
 
     @property
     def without_context(self) -> tuple[int, int]:
-        """The degrees `replicate` and `shard`, after one of them is divided by `context`."""
+        """The degrees (`replicate`, `shard`), with the one that counts the ranks of `context` divided by `context`."""
         if self.shard % self.context:
             return self.replicate // self.context, self.shard
         return self.replicate, self.shard // self.context
@@ -78,7 +78,8 @@ class Parallelism(Option):
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. Without autocast, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """True: backward all-gathers a unit once per forward call, and never an embedding. False: every unit once per micro batch."""
+    """Whether backward all-gathers a unit once per forward call, but never an embedding. If false, backward all-gathers every
+    unit once per micro batch."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: all devices / the other degrees."""
@@ -99,7 +100,7 @@ class Parallelism(Option):
     pipeline_stages: AutoCount = "auto"
     """Stages per device. auto: 1 or 2."""
     pipeline_split: list[Count] | None = None
-    """Blocks per stage. null: by FLOPs."""
+    """Blocks per stage. null: balance the FLOPs."""
     expert: Count = 1
     """Devices that divide the experts and exchange tokens."""
     sequence_parallel: bool
@@ -109,11 +110,11 @@ class Parallelism(Option):
     reshard_after_forward: Annotated[
         int | Literal["auto", "always", "never", "except_last"], whole("auto", *RESHARD, at_least=2)
     ]
-    """Whether to free gathered parameters after forward. except_last: all except those of the last block. N: keep 1/N of a unit.
-    auto: never if `shard` is 1, otherwise always."""
+    """Whether to free gathered parameters after forward. except_last: free all but those of the last block. N: keep 1/N of
+    a unit. auto: never if `shard` is 1, otherwise always."""
     accumulate: Literal["reduce", "hold"] = "reduce"
     """Time at which FSDP reduces gradients. reduce: after every micro batch (FSDP2's replicas all-reduce once per step). hold:
-    after the last micro batch, and stores unsharded gradients until then (FSDP1: in the compute dtype)."""
+    after the last micro batch; until then, devices store unsharded gradients (FSDP1: in the compute dtype)."""
 
     @property
     def sequence_pieces(self) -> int:
@@ -143,7 +144,7 @@ class Parallelism(Option):
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can capture a step: all steps launch the same kernels, and the host never waits for the device."""
+        """Whether a CUDA graph can capture a step. If so, steps launch the same kernels, and the host never waits for the GPU."""
         return False
 
     @property
@@ -223,7 +224,7 @@ class Parallelism(Option):
         return torch.autocast(device_type, precision.param_dtype)
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        """Set gradient reduction for a micro batch. Return the context manager to run it in. last: whether it ends a step."""
+        """Set whether a micro batch reduces gradients. Return the context to run it in. last: whether it ends a step."""
         return nullcontext()
 
     def after_step(self, model: nn.Module) -> dict[str, float]:
@@ -241,7 +242,7 @@ class Parallelism(Option):
         if unit.lookup and self.gathers_per_call:
             in_backward = 0
         reductions = micro_batches
-        if self.accumulate == "hold":  # a unit that is called twice reduces accumulated gradients in between
+        if self.accumulate == "hold":  # a unit that is called twice also reduces the gradients between the calls
             reductions = 2 if self.gathers_per_call and unit.calls > 1 < micro_batches else 1
         gathers = micro_batches * (in_forward + in_backward)
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)

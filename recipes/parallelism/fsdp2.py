@@ -36,7 +36,7 @@ class FSDP2(Parallelism):
     prefetch: Annotated[int, whole(at_least=0)]
     """Units to all-gather ahead. 0: torch's default, one."""
     cpu_offload: bool
-    """Whether parameters, gradients and optimizer state are on the host."""
+    """Whether parameters, gradients and optimizer state are stored on the host."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
     """Memory for communication buffers. dynamic: torch allocates a buffer for each collective. max_pool, scheduled: units have
     buffers at fixed addresses. process_group, symmetric: NCCL allocates the buffers."""
@@ -166,7 +166,7 @@ class FSDP2(Parallelism):
         if self.accumulate == "hold":
             model.set_requires_gradient_sync(last)
         elif self.replicate > 1:
-            model.set_requires_all_reduce(last)  # before, replicas accumulate their own gradients
+            model.set_requires_all_reduce(last)  # until then, each replica accumulates its own gradients
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:

@@ -113,7 +113,7 @@ class MegatronFSDP(Parallelism):
         replicate, shard = replicas(mesh), mesh["shard"].size()
         hybrid = replicate > 1 and self.zero > 0  # with zero 0 the package also reduces over the `shard` dimension
         dims = {"replicate": replicate, "shard": shard} if hybrid else {"shard": replicate * shard}
-        # The package requires a `tensor` dimension, even of one device.
+        # The package requires a `tensor` dimension, even if its size is 1.
         own_mesh = named_mesh(mesh.device_type, dims | {"tensor": 1})
         outer_group = dist.group.WORLD if hybrid else None
         with materialised(network, device, unit_by_unit=self.zero > 0):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """One device's part of a parameter after tensor and expert parallelism, before FSDP. If the parts differ: the largest."""
+    """One device's part of a parameter after tensor and expert parallelism, before FSDP. If parts differ in size, the largest."""
 
     shape: tuple[int, ...]
     trained: bool
@@ -104,7 +104,7 @@ def local_parameters(
 
 
 def _split_dims(network: Network) -> dict[str, int]:
-    """Return the dimension that tensor parallelism splits in each parameter. Embeddings: [rows, width]; weights: [out, in]."""
+    """Return the dimension that tensor parallelism splits in each parameter. Embeddings are [rows, width], weights [out, in]."""
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

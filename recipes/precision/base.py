@@ -41,12 +41,12 @@ class Precision(Option):
 
     @property
     def scales_rows(self) -> bool:
-        """Whether each row of a float8 tensor has its own scale, or several scales."""
+        """Whether each row of a float8 tensor has one or more scales of its own."""
         return False
 
     @property
     def token_alignment(self) -> int:
-        """Number that must divide the tokens of a micro batch on a rank."""
+        """Number that must divide the token count of a micro batch on a rank."""
         return 1
 
     def on(self, device_type: str) -> Precision:
@@ -58,7 +58,7 @@ class Precision(Option):
         return None
 
     def convert(self, network: Network, tensor: int) -> None:
-        """Replace linear layers of a meta-device network by float8 layers with equal parameters, if this option uses float8.
+        """Replace linear layers of a meta-device network by float8 layers with the same parameters, if this option uses float8.
         tensor: tensor-parallel degree, by which the weights will be split."""
 
     def after_step(self, model: nn.Module) -> None:
@@ -132,7 +132,7 @@ class Float8(BF16):
 
     scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"]
     """One scale per tensor (fastest) or per row (more accurate). rowwise_with_gw_hp: per row, with weight gradients in bf16.
-    mxfp8: one power of two per 32 elements of a row (OCP Microscaling Formats 1.0). Needs a Blackwell GPU."""
+    mxfp8 (Blackwell GPUs only): one power of two per 32 elements of a row (OCP Microscaling Formats 1.0)."""
     all_gather: bool
     """Whether to all-gather weights in float8 instead of bf16, which halves the traffic. Needs FSDP2 and tensorwise scaling."""
     skip: list[str]
@@ -154,7 +154,7 @@ class Float8(BF16):
 
     @property
     def alignment(self) -> int:
-        """Number that must divide both dimensions of a weight, and the tokens of a micro batch unless bf16 matmuls emulate it."""
+        """Number that must divide both dimensions of a float8 weight. For the token count, see `token_alignment`."""
         return 32 if self.scaling == "mxfp8" else 16
 
     @property

@@ -96,7 +96,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
         return scaled(hardware, {each.key: math.exp(x) for each, x in zip(constants, logarithms, strict=True)})
 
     def residuals(logarithms: Any) -> Any:
-        """Return residuals in standard deviations: log(predicted / measured speed) per run, then `logarithms` per constant."""
+        """Return residuals in standard deviations: log(predicted / measured speed) of each run, then each constant's log."""
         device = with_factors(logarithms)
         errors = [math.log(each.workload.wps(device) / each.wps) for each in runs]
         return np.concatenate([np.array(errors) / noise, logarithms / priors])

@@ -99,7 +99,7 @@ _COMMANDS = (
             MULTIRUN,
             *HYDRA,
         ),
-        description="With -m, predict and rank every combination. Without --run and --submit, nothing is started.",
+        description="With -m, predict and rank every combination. Without --run or --submit, nothing is started.",
         fails_if="the run, or every combination, is predicted not to fit",
         examples=(
             "plan model=llama3_8b hardware=h100_80gb launch.workers=8",
@@ -196,7 +196,7 @@ _COMMANDS = (
             ),
         ),
         (
-            Flag(WHERE, "only runs with this property, and their sweeps (repeatable): state=oom", "EXPR", repeats=True),
+            Flag(WHERE, "runs that meet EXPR, and sweeps of such runs (repeatable): state=oom", "EXPR", repeats=True),
             Flag("--limit", "list at most N runs and sweeps; 0: all; default: 20", "N", "number", default=20),
             Flag("--json", "print a JSON list"),
         ),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Argument:
-    """A positional argument, stored as attribute `name` of the parser's result. `any`: zero or more. `several`: one or more."""
+    """A positional argument, stored as attribute `name` of the parser's result. `number`: any is 0 or more, several 1 or more."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Flag:
     """An option of a verb, such as `--html FILE`. Hydra parses the option if `hydra` is true; otherwise meshrunner does.
 
     `spellings` are separated by commas, the longest last: `-m, --multirun`. `metavar` names the value in help texts: "" if the
-    option takes no value, `[NAME]` if the value may be omitted. An option that `repeats` may be given several times; its value
-    is a list. A user may give at most one of a verb's options that have `exclusive` set."""
+    option takes no value, `[NAME]` if the value may be omitted. If `repeats` is true, the option may be given several times,
+    and its value is a list. A user may give at most one of a verb's options that have `exclusive` set."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Command:
     """A verb, implemented by the function of the same name in `runner/verbs/PATH.py`. `path`: for example `launching/run`.
 
     A verb that takes Hydra overrides accepts either overrides or `arguments`. `fails_if` is the reason for exit status 1,
-    `found_if` the reason for exit status 3; if it is "", the status never occurs. `executes`: whether the verb executes runs.
+    `found_if` for exit status 3. A status whose reason is "" never occurs. `executes`: whether the verb executes runs.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ def overview() -> str:
         parts.append(f"{room}:\n{in_two_columns((each.synopsis.ljust(width), each.summary) for each in inside)}")
     parts += [
         paragraph(
-            "`meshrunner VERB --help` explains a verb and its options, `meshrunner help KEY` a key of the configuration. "
+            "`meshrunner VERB --help` explains a verb, and `meshrunner help KEY` explains a configuration key. "
             "OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `meshrunner run --help` lists "
             "groups and keys. `meshrunner --version` prints the versions of meshrunner, torch and Python.",
             0,

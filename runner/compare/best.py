@@ -1,5 +1,5 @@
-"""Group rows by the values of the keys in `--best-by model,launch.nodes`, and find the best row of each group, a `Cell`. It is
-the fastest measured row or, if no row was measured, the fastest row that is predicted to fit."""
+"""Group rows by the values of the keys in `--best-by model,launch.nodes`, and find the best row of each group. A group is a
+`Cell`. Its best row is the fastest measured row or, if no row was measured, the fastest row that is predicted to fit."""
 
 from collections import Counter
 from dataclasses import replace
@@ -45,7 +45,7 @@ class Cell(NamedTuple):
 
 
 def by(comparison: Comparison, keys: str | None = None) -> Comparison:
-    """Set `best_by` to `keys` (separated by commas), or else to `sweep.best_by`. Raise ConfigError for an unknown key."""
+    """Set `best_by` to `keys` (separated by commas; None: `sweep.best_by`) in a copy. Raise ConfigError for an unknown key."""
     if keys is None:
         option = "sweep.best_by"
         given = next((run.sweep.get(option.partition(".")[2]) for run in comparison.runs if run.sweep), None) or []
@@ -142,7 +142,7 @@ def _reason(cell: Cell) -> str:
 
 
 def _ahead(cell: Cell, comparison: Comparison) -> str:
-    """Return the lead in speed of a cell's best row over the second-best row, and the part of a step that saves the most time."""
+    """Say how much faster a cell's best row is than the second-best row, and in which part of a step it saves the most time."""
     if len(cell.ranked) < 2 or cell.ranked[0].measured != cell.ranked[1].measured:
         return ""
     best, second = cell.ranked[:2]

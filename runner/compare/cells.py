@@ -23,7 +23,7 @@ OTHER = {"model": "other model", "seq_len": "other length", "batch": "other batc
 UNREMARKABLE = ("completed", *FITTING)
 """States of rows that need no reason: the row completed, or it was only planned and is predicted to fit."""
 FACT_VALUES = 3
-"""Maximum number of values listed for a fact, such as the devices, that differs between runs."""
+"""Maximum number of values to list if runs differ in a fact, such as the devices."""
 FEWEST_STEPS = 3
 """Minimum number of measured steps for a reliable speed. A single outlier shifts the median of one or two steps."""
 LONGEST_VALUE = 500
@@ -104,8 +104,8 @@ def legend(comparison: Comparison) -> Iterator[str]:
         yield f"on CPUs, speeds are compared by {title}, because other processes distort wall-clock time"
     if any(each is not None for each in comparison.scaling):
         yield (
-            f"scaling: {WPS.title} by wall-clock time, in percent of the row with the fewest devices and otherwise "
-            "equal settings; 100% is ideal"
+            f"scaling: {WPS.title} by wall-clock time, relative to the row with the same settings on the fewest "
+            "devices; 100% is ideal"
         )
     kinds = {each.verdict.kind for each in against}
     if kinds & {"agrees", "differs"}:
@@ -135,7 +135,7 @@ def legend(comparison: Comparison) -> Iterator[str]:
 def other_workloads(parts: set[str], runs: Iterable[Run]) -> Iterator[str]:
     """Yield an explanation of each mark in OTHER that a table of `runs` shows. `parts`: the values of `Against.other`."""
     for part in sorted(parts & {"model", "seq_len"}):
-        yield f"{OTHER[part]}: speeds of rows that differ in {part} cannot be compared; give {part} one value"
+        yield f"{OTHER[part]}: speeds of rows that differ in {part} cannot be compared; use a single {part}"
     if "batch" in parts:
         found = [run.workload["batch"] for run in runs]
         batches = sorted({batch for batch in found if isinstance(batch, int) and batch > 0})
@@ -154,7 +154,7 @@ def _few_steps(run: Run) -> str:
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """Explain rows that did not complete, and steps before a resume that do not count. Rows with equal reasons share a line."""
+    """Explain why rows did not complete, and which steps before a resume do not count. Rows with equal reasons share a line."""
     alike: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         name = row_name(row.values, comparison.keys)
@@ -175,7 +175,7 @@ def layout_remarks(summary: Summary) -> list[str]:
         under = "an unrecorded layout"
         if earlier.settings is not None:
             under = ", ".join(f"{key}={text(value)}" for key, value in earlier.settings.items())
-        found.append(f"steps {first} to {last} ran with {under} and are not in the figures")
+        found.append(f"steps {first} to {last} are not in the figures, because they ran with {under}")
     return found
 
 
@@ -200,7 +200,7 @@ def _facts(run: Run) -> dict[str, str]:
         "model": option_of(run, "model") or "",
         "devices": f"{summary.world_size} x {summary.device}" if summary.device and summary.world_size else "",
         "precision": run.precision if "precision" in config and run.precision != "auto" else "",
-        "sequences": f"{length} tokens, {batch} per device" if length and batch else "",
+        "sequences": f"{batch} per device, {length} tokens each" if length and batch else "",
         "versions": ", ".join(versions),
         # Prefer the sweep's command, because the run's own command may be just `resume`.
         "command": shlex.join(_sweep_command(run.path.parent) or environment.command),

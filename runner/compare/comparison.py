@@ -20,7 +20,7 @@ from meshrunner.runner.rundir.files import is_sweep
 WPS = figure_of("perf/wps")
 FIRST_STEP = figure_of("perf/time_to_first_step_s")
 MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
-"""Figures of memory, the preferred one first. Rows are compared by the first figure that all rows have."""
+"""Memory figures, the preferred one first. Rows are compared by the first figure that all rows have."""
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
 """Keys that determine the number of devices. Rows that differ only in the number of devices show how a layout scales."""
 
@@ -37,7 +37,7 @@ class Gain:
     p_value: float | None
     """The p-value, adjusted for the number of tests of this figure in the table; None if the difference is not tested."""
     repeats: int
-    """Number of completed runs with a known value: the smaller of the numbers for the row and for the baseline."""
+    """Number of completed runs with a known value, in the row or in its baseline, whichever has fewer."""
     interval: tuple[float, float] | None = None
     """Confidence interval of `percent`; None if not tested. The confidence is 95% for all intervals of a table together."""
 
@@ -51,7 +51,7 @@ class Against:
     """A row compared with its baseline."""
 
     row: Row
-    """The baseline."""
+    """The baseline row."""
     speed: Gain
     further: dict[str, Gain]
     """The gains in peak memory, in the time to the first step and in the figures that the user named, keyed by `Figure.key`."""
@@ -109,7 +109,7 @@ def compare_runs(
     runs: Sequence[Run], baseline: str | None = None, option: str = "--baseline", further: Sequence[Figure] = ()
 ) -> Comparison:
     """Merge repeats into rows, sort the rows, and compare each row with its baseline. Leave out combinations that `sweep.exclude`
-    names, if there are others.
+    names, unless no other combinations remain.
 
     `baseline` is KEY=VALUE. The baseline of a row has VALUE for KEY, and has the same values as the row for all other varying
     keys. Raise ConfigError if KEY does not vary or no row has VALUE. `option`: name of `baseline` in error messages.
@@ -144,7 +144,9 @@ def compare_runs(
         remarks.append(f"{counted(left_out, 'run')} left out by sweep.exclude")
     rest = [name for name in names if chosen and name != chosen[0]]
     if chosen and not partners and rest:
-        remarks.append(f"nothing is compared with {'='.join(chosen)}: no other row has the same {first_of(rest)}")
+        remarks.append(
+            f"nothing is compared with {'='.join(chosen)}: all other rows also differ in other keys ({first_of(rest)})"
+        )
     return Comparison(names, speed, rows, chosen, against, remarks, _scaling(rows, names), noises, memory, rows)
 
 
@@ -177,7 +179,7 @@ def compare_sweep(sweep_dir: Path, further: Sequence[Figure] = ()) -> tuple[Comp
 
 
 def check_baseline(baseline: str, runs: Sequence[Run]) -> None:
-    """Raise ConfigError if `sweep.baseline` matches no run. Accept a key that does not vary: the user may have fixed it."""
+    """Raise ConfigError if `sweep.baseline` matches no run. Accept a key that does not vary: the user may have overridden it."""
     keys = Keys(runs)
     key, separator, _ = baseline.partition("=")
     known = {name for run in runs for name in (*run.config, *flatten(run.config))}
@@ -224,8 +226,8 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
     """Return the index of each row's baseline, keyed by the index of the row. Leave out rows without a baseline. Ignore settings
     that the baseline's option lacks, such as `model.experts` if the baseline is `model=llama_tiny`, and the version of torch if
-    the baseline is an interpreter. If the baseline is a directory with a single row, this row is the baseline of all other
-    rows."""
+    the baseline is a Python interpreter. If the baseline is a directory with a single row, this row is the baseline of all
+    other rows."""
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
     own = {
         key,

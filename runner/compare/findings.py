@@ -61,9 +61,9 @@ def _provisional(rows: Sequence[Row], comparison: Comparison) -> str:
     speed = comparison.speed
     speeds = [(median(row.measured(speed)), comparison.name(row)) for row in rows]
     (most, name), (second, _), *_ = sorted(speeds, reverse=True)
-    each = "one run each" if all(len(row.measured(speed)) == 1 for row in rows) else f"fewer than {REPEATS} runs each"
+    each = "one run" if all(len(row.measured(speed)) == 1 for row in rows) else f"fewer than {REPEATS} runs"
     ahead = f"{100 * (most / second - 1):.1f}% ahead of the next row" if second > 0 else "ahead of the next row"
-    leads = f"Fastest so far, {each}: {name} ({speed.text(most)} {speed.title}), {ahead}"
+    leads = f"Fastest so far ({each} per row): {name} ({speed.text(most)} {speed.title}), {ahead}"
     return f"{leads}. The lead is not tested for noise: {TAKES}"
 
 
@@ -198,7 +198,7 @@ def _without_result(comparison: Comparison) -> str:
     parts = []
     for state in dict.fromkeys(filter(None, map(_trouble, comparison.rows))):
         rows = [row.values for row in comparison.rows if _trouble(row) == state]
-        # Rows that were skipped or have not ended might otherwise have ended in this state.
+        # If rows that were skipped or have not ended had run, they might also have ended in this state.
         never = () if state == "skipped" else ("skipped", "pending", "running")
         others = [row.values for row in comparison.rows if _trouble(row) != state and row.state not in never]
         causes = common(rows, others, comparison.keys)

@@ -1,6 +1,6 @@
 """Test whether the rows of a table differ by more than the noise between runs.
 
-Repeats are rounds: a round runs every combination once, in random order (a randomised complete block design). The model is
+Repeats form rounds: a round runs every combination once, in random order (a randomised complete block design). The equation is
 
     log(value) = combination + round + noise
 
@@ -176,7 +176,7 @@ class Noise:
             for key in row.keys() & self.rounds.keys():
                 cells[i, self.rounds[key]], logs[i, self.rounds[key]] = 1, row[key]
         runs = np.maximum(cells.sum(1), 1)
-        normal = np.diag(cells.sum(0)) - cells.T @ (cells / runs[:, None])  # of the rounds, after eliminating the rows
+        normal = np.diag(cells.sum(0)) - cells.T @ (cells / runs[:, None])  # for the rounds, with rows eliminated
         inverse = np.linalg.pinv(normal, hermitian=True)
         means = logs.sum(1) / runs
         drift = inverse @ (logs.sum(0) - cells.T @ means)
@@ -187,7 +187,7 @@ class Noise:
         if freedom <= 0:
             return _Fit(cells, inverse, effects, squares, 0.0, 0.0)
         pooled = squares.sum() / freedom
-        shares = freedom * np.maximum(runs - 1, 0) * used / ((runs - 1) * used).sum()  # freedom of each row
+        shares = freedom * np.maximum(runs - 1, 0) * used / ((runs - 1) * used).sum()  # degrees of freedom per row
         variances, row_freedom, several = np.full_like(squares, pooled), freedom, shares > 0
         if pooled > EQUAL**2 and several.sum() >= 3:
             own, share = squares[several] / shares[several] / pooled, shares[several]
@@ -201,7 +201,7 @@ class Noise:
 
     def visible(self, times: int = 1) -> float | None:
         """Return the smallest difference in percent that a test detects with the probability POWER: the median over the tests.
-        None if it is infinite or nothing is tested. `times`: factor by which to multiply the number of repeats."""
+        Return None if the median is infinite or nothing is tested. `times`: factor by which to multiply the number of repeats."""
         pairs, tests = self.pairs, self._tests.pairs
         if not pairs:  # the fastest row is compared with all others
             able = [name for name in self.index if self.runs(name) >= REPEATS]
@@ -275,7 +275,7 @@ def _looks(rows: Sequence[Row]) -> float:
 
 
 def holm(p_values: Iterable[float | None], factor: float = 1.0) -> list[float | None]:
-    """Adjust p-values for `factor` times the number of tests, so that ALPHA holds for all tests (Holm 1979). Keep None."""
+    """Adjust p-values for `factor` times the number of tests, so that ALPHA holds for all tests (Holm 1979). Leave None as is."""
     adjusted = list(p_values)
     known = sorted((p, i) for i, p in enumerate(adjusted) if p is not None)
     least = 0.0

@@ -71,7 +71,7 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
         if why := _incomparable(*pair):
             return Parity("", why=why)
         if what := different_data(*(run.summary.data or {} for run in pair)):
-            return Parity("different data", why=f"the {what} differs although its configuration is the same")
+            return Parity("different data", why=f"the {what} differs between two runs with the same data settings")
     found = [_compare(*pair) for pair in pairs]
     worst = max(found, key=lambda each: (("identical", "agrees", "differs").index(each.kind), each.difference or 0.0))
     if worst.kind == "differs" and len(seeds) >= REPEATS:

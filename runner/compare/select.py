@@ -32,7 +32,7 @@ class Field(NamedTuple):
     values: Sequence[Sequence[Any]]
     """One list of values per row. For the state, the list has an item for each run of the row; otherwise it has one item."""
     open: bool = False
-    """Whether `--where` may name a value that no row has, such as state=oom, without raising an error."""
+    """Whether `--where` accepts a value that no row has, such as state=oom. If False, such a value raises an error."""
     higher_is_better: bool = False
     """Whether high values of a figure are better; False for a setting or the state."""
     constant: bool = False
@@ -55,7 +55,7 @@ class Filter(NamedTuple):
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if `values` lacks a value that the condition names, or if `<` or `>` finds no number in `values`."""
+        """Raise ConfigError if the condition names a value that `values` lacks, or compares numbers and `values` has none."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):
@@ -131,7 +131,7 @@ def meeting(where: Sequence[str], fields: Mapping[str, Field], rows: int) -> lis
 
 def ordered(rows: Iterable[int], by: str, fields: Mapping[str, Field]) -> list[int]:
     """Return the indices of rows, sorted by the field `by`. Figures start with the best value, other fields with the smallest. A
-    minus before the name reverses the order. Rows without a value come last."""
+    minus sign before the name reverses the order. Rows without a value come last."""
     field = fields[named(by.removeprefix("-"), fields, "--sort")]
 
     def place(value: Any) -> tuple[bool, float, str]:

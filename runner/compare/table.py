@@ -80,7 +80,7 @@ def print_best(comparison: Comparison) -> None:
 
 
 def print_columns(table: Sequence[Column], keys: int = 1) -> None:
-    """Print columns, the first `keys` of which identify a row: as Markdown if the output is piped, else as tables that fit."""
+    """Print columns as Markdown if the output is piped, else as tables that fit. The first `keys` columns identify a row."""
     screen = console()
     if not on_terminal():
         print("\n".join(lines_of(table)))
@@ -104,9 +104,9 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 
 
 def parts(table: Sequence[Column], width: int, names: Sequence[str], keys: int = 1) -> list[list[Column]]:
-    """Split the columns of a table that is wider than `width` characters into several tables. Each table starts with row
-    numbers. The first `keys` columns identify a row, so each table repeats them. If they leave too little room for the other
-    columns, the tables repeat shortened row names instead, and extra tables show the first `keys` columns."""
+    """Split a table into several tables with fewer columns if it is wider than `width` characters. Each table starts with row
+    numbers. The first `keys` columns identify a row, so each table repeats them. If these columns leave too little room for the
+    others, the tables repeat shortened row names instead, and extra tables show the first `keys` columns."""
     if _needed(table) <= width:
         return [list(table)]
     leading = [column for column in table if column.leads]

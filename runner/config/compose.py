@@ -43,7 +43,7 @@ class Composed:
     """The configuration without its section `hydra`. All interpolations are resolved."""
     run_dir: Path
     overrides: dict[str, Any]
-    """Two entries: `task` lists the overrides that the user typed, and `choices` maps each group to the chosen option."""
+    """Mapping with two keys: `task` lists the overrides that the user typed; `choices` maps each group to the chosen option."""
     launcher: dict[str, Any] = field(default_factory=dict)
     """The resolved `hydra.launcher`."""
 
@@ -137,9 +137,9 @@ class Composer:
     def sweep(
         self, config: DictConfig, ended: Callable[[Any], object], jobs: Sequence[Sequence[str]] | None = None
     ) -> None:
-        """Run Hydra's sweeper, which passes batches of jobs to the launcher, or launch `jobs` as one batch without the sweeper.
-        Each job is a list of overrides. The launcher calls `ended` after each batch."""
-        # Hydra.multirun would compose the configuration again and put a later time into the directory's name.
+        """Run Hydra's sweeper, which passes batches of jobs to the launcher. If `jobs` is given, launch these jobs as one batch
+        instead. Each job is a list of overrides. The launcher calls `ended` after each batch."""
+        # Hydra.multirun would compose the configuration again and put a later time into the name of the sweep directory.
         callbacks = private.Callbacks(config)
         callbacks.on_multirun_start(config=config, config_name=self.given["config_name"])
         context = HydraContext(config_loader=self.hydra.config_loader, callbacks=callbacks)
@@ -159,7 +159,7 @@ class Composer:
             try:
                 config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
             except ConfigCompositionException as error:
-                # Hydra composes with the group's default option. This option may lack a key of the options that vary.
+                # Hydra composes with the group's default option, which may lack a key that the options in the sweep have.
                 given, group = self.given["overrides"], missing_key(error).partition(".")[0]
                 if mode != RunMode.MULTIRUN or (left := left_to_jobs(given, group)) == given:
                     raise
@@ -174,7 +174,7 @@ class Composer:
 
 
 def grid(loader: Any, config: DictConfig) -> list[list[str]]:
-    """Return the overrides of each combination of a sweep. Raise ConfigError if the sweeper adds combinations while it runs."""
+    """Return the overrides of each combination of a sweep. Raise ConfigError if the sweeper chooses them while it runs."""
     if config.hydra.sweeper._target_ not in private.GRID_SWEEPERS:
         raise ConfigError("hydra/sweeper: this sweeper chooses combinations while it runs; use hydra/sweeper=basic")
     parser = OverridesParser.create(config_loader=loader)

@@ -34,8 +34,8 @@ def fit(experiment: Experiment, workers: int) -> None:
     found += _emulation_problems(experiment, workers)
     if experiment.compile.async_tensor_parallel and layout.tensor > workers:
         found.append(
-            f"compile.async_tensor_parallel needs parallelism.tensor={layout.tensor} GPUs on one node, but a node has "
-            f"{workers}"
+            f"compile.async_tensor_parallel needs the {layout.tensor} GPUs of parallelism.tensor on one node, but a "
+            f"node has {workers}"
         )
     if experiment.compile.cuda_graph and experiment.measure_after <= WARM_UP:
         first, given = WARM_UP + 1, experiment.measure_after
@@ -114,9 +114,9 @@ def _remarks(experiment: Experiment) -> list[str]:
             "this run will be unknown, and its peak memory will include the start-up; raise steps"
         )
     if objective.startswith("trace/") and experiment.profiler.kind != "trace":
-        found.append(f"objective={objective} is known only with a trace; use profiler=trace")
+        found.append(f"objective={objective} has a value only with a trace; use profiler=trace")
     if objective == "perf/checkpoint_time_s" and not experiment.checkpoint.saves:
-        found.append(f"objective={objective} is known only if a checkpoint is saved; use checkpoint=dcp")
+        found.append(f"objective={objective} has a value only if a checkpoint is saved; use checkpoint=dcp")
     if precision.compute == "fp8" and not experiment.compile.is_partitioned:
         found.append(
             "precision=float8 without inductor: scaling and casting run as separate kernels, which is slow; use "
@@ -132,7 +132,8 @@ def _remarks(experiment: Experiment) -> list[str]:
 
 
 def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapPlan) -> None:
-    """Raise ConfigError if forward and backward gather a unit of a recomputed block at different times: torch 2.13 would fail."""
+    """Raise ConfigError if a recomputed block contains a unit that forward and backward would gather at different times.
+    Torch 2.13 fails on such a unit."""
     from meshrunner.recipes.parallelism.wrap_policy import inside_blocks
 
     layout, option = experiment.parallelism, experiment.activation_checkpoint

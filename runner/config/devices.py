@@ -172,7 +172,7 @@ def node_devices(experiment: Experiment) -> NodeDevices:
         raise Incompatible(
             f"launch.workers({workers}) is more than this node's {gpus} GPU{'s' * (gpus > 1)}; lower it, or use hardware=cpu"
         )
-    # Another interpreter has another torch, and checks the options itself.
+    # If another interpreter executes the run, it checks the options itself, because it has another torch.
     for option in () if other else (experiment.precision, experiment.model, experiment.parallelism, experiment.compile):
         if reason := option.unsupported(found.type):
             raise Incompatible(reason)

@@ -50,7 +50,7 @@ class Launch(Section):
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
-    """Maximum GiB of host memory a worker may allocate after the recipe starts; above it: state `oom`; null: no limit."""
+    """Maximum GiB of host memory a worker may allocate once the recipe starts; a run above it ends as `oom`; null: no limit."""
     start_timeout_minutes: Minutes
     """Maximum minutes until the first step is completed, including compilation; a slower run ends as `timeout`."""
     timeout_minutes: Minutes
@@ -84,17 +84,17 @@ class Sweep(Section):
     affects: ClassVar[Affects] = Affects.SWEEP
 
     exclude: list[str]
-    """Combinations to leave out: each entry lists conditions that must all match, such as `precision=bf16 micro_batch=8,16`."""
+    """Combinations to leave out: each item lists conditions that must all match, such as `precision=bf16 micro_batch=8,16`."""
     baseline: str | None
     """Setting that makes a row a baseline, such as `parallelism=fsdp1`. A row and its baseline differ only in this setting."""
     best_by: list[str] = []
-    """Keys; a table shows the best row for each combination of values."""
+    """Configuration keys; a table shows the best row for each combination of the values of these keys."""
     repeat: Annotated[int | Auto, whole("auto", at_most=1000)]
     """Number of times to run each combination with each seed; auto: 3, then more for combinations too close in speed to rank."""
     max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8
     """Maximum number of repeats if `repeat` is auto."""
     order: Literal["shuffled", "as_given"] = "shuffled"
-    """Order of the combinations in each round; shuffled: a random order."""
+    """Order of the combinations in each round, which runs every combination once; shuffled: a random order."""
     seeds: Annotated[int, whole(at_most=1000)]
     """Number of seeds per combination: `seed`, `seed` + 1 and so on. The spread of results over the seeds shows the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
@@ -180,7 +180,7 @@ class Experiment(Recipe):
         return ProfiledRun(self.steps, self.measure_after, self.compile.compiles, self.parallelism)
 
     def steps_between_read_outs(self, device_type: str) -> int:
-        """Return `log_every`, or the default for a device type if `auto`. Reading metrics every step would leave a GPU idle."""
+        """Return `log_every`, or a device type's default if it is `auto`. Reading metrics every step would leave a GPU idle."""
         if self.log_every == "auto":
             return 10 if device_type == "cuda" else 1
         return self.log_every

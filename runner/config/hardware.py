@@ -14,7 +14,7 @@ class PeakFlops(Section):
     fp32: float | None = Field(gt=0)
     """Rate of true fp32 matmuls (precision.matmul=highest), in TFLOP/s; null: unknown or not supported."""
     tf32: float | None = Field(gt=0)
-    """Rate of fp32 tensors multiplied as TF32 (precision.matmul=high), in TFLOP/s."""
+    """Rate of matmuls of fp32 tensors in TF32 (precision.matmul=high), in TFLOP/s."""
     bf16: float | None = Field(gt=0)
     """Rate of bf16 (and fp16) matmuls on tensor cores, in TFLOP/s."""
     fp8: float | None = Field(gt=0)
@@ -120,7 +120,7 @@ class GPU(Hardware):
     """Quality of the fit of `efficiency` by `meshrunner calibrate`; null: `efficiency` is not fitted."""
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
-        # Accept any name, because the user chose this option, except the name of a MIG slice: a slice has a lower peak.
+        # The user chose this option, so accept any device except a MIG slice that `match` does not name: its peak is lower.
         sliced = re.search(r"\bMIG\b", device_name) and not re.search(self.match, device_name, re.IGNORECASE)
         return None if sliced else self
 

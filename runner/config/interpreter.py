@@ -1,4 +1,4 @@
-"""Executes runs with another Python interpreter (`launch.python`): with its torch, but with this meshrunner's code."""
+"""Executes runs with another Python interpreter (`launch.python`), which has its own torch but uses this meshrunner's code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshrunner.recipes.storage import cache_dir
 from meshrunner.runner.process import receipt
 
 VARIABLE = "MESHRUNNER_PYTHON"
-"""Environment variable that holds `launch.python` in the process that it executes, where `sys.executable` may differ from it."""
+"""Environment variable with the `launch.python` that executes this process. `sys.executable` may be another path to it."""
 VERSIONS = """
 import importlib.metadata, json, sys
 found = {}
@@ -41,13 +41,13 @@ def is_other(python: str | None) -> bool:
 
 
 def _identity(python: str) -> tuple[Path, Path]:
-    """Return paths that `python` and `python3` of one environment share, but not those of two environments."""
+    """Return two paths that identify an environment. Its `python` and `python3` share the paths; other environments do not."""
     return Path(python).parent.resolve(), Path(python).resolve()
 
 
 @cache
 def unsuitable(python: str) -> str:
-    """Return the reason why an interpreter cannot execute runs, or ""."""
+    """Return the reason why an interpreter cannot execute runs; "" if the interpreter is suitable."""
     from packaging.requirements import Requirement
 
     needed = [each for each in map(Requirement, requires("meshrunner") or ()) if not each.marker]
@@ -68,12 +68,13 @@ def unsuitable(python: str) -> str:
         for each in needed
         if each.name not in found or not each.specifier.contains(found[each.name], prereleases=True)
     ]
-    return f"launch.python: {python} has {', '.join(wrong)}; install them in its environment" if wrong else ""
+    hint = "install the required packages for this interpreter"
+    return f"launch.python: {python} has {', '.join(wrong)}; {hint}" if wrong else ""
 
 
 def continue_in(python: str | None, arguments: Sequence[str]) -> None:
-    """If `launch.python` is another interpreter, let it replace this process and execute a command of meshrunner. Raise
-    ConfigError if the interpreter is unsuitable."""
+    """If `launch.python` is another interpreter, replace this process: let that interpreter execute meshrunner with `arguments`.
+    Raise ConfigError if the interpreter is unsuitable."""
     if python is None or not is_other(python):
         return
     if reason := unsuitable(python):
@@ -84,10 +85,10 @@ def continue_in(python: str | None, arguments: Sequence[str]) -> None:
 
 
 def refuse_others(pythons: Iterable[str | None]) -> None:
-    """Raise ConfigError if combinations would be traced with the torch of another interpreter."""
+    """Raise ConfigError if a combination needs another interpreter. This process can trace only with its own torch."""
     if others := sorted({str(python) for python in pythons if is_other(python)}):
         raise ConfigError(
-            f"launch.python: runs of {others[0]} cannot be predicted together with others; predict each of them on its own"
+            f"launch.python: a run with {others[0]} cannot be predicted together with other runs; predict it on its own"
         )
 
 

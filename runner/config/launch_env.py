@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.secrets import WHERE, is_secret
 
-EXPORT = "the launching process also reads it; export it before the command, or with SLURM in hydra.launcher.preamble"
+EXPORT = "the launching process also reads it; export it before the command; with SLURM, use hydra.launcher.preamble"
 WITHOUT_EFFECT = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "the launcher sets it for each worker"),
     **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), "the launcher opens the rendezvous; launch.port sets its port"),

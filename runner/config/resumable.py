@@ -1,4 +1,4 @@
-"""Find the executable runs of a sweep, and the checkpoint of a run. Refuse to resume if the settings have changed."""
+"""Find the runs of a sweep that can be executed, and the checkpoint of a run. Refuse to resume if the settings have changed."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -115,7 +115,7 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
     before, now = record.config, experiment.model_dump(mode="json")
     with suppress(ConfigError):
         before = check(before).model_dump(mode="json")  # adds defaults of keys newer than the checkpoint
-    if experiment.precision.kind == "auto":  # the node that starts the run resolves and compares it
+    if experiment.precision.kind == "auto":  # the node that starts the run resolves `auto` and compares
         before["precision"] = now["precision"]
     flat = flatten(now)
     changed = [each for each in differences(before, now) if affected_by(each[0], flat) & STAY_THE_SAME]

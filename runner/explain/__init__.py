@@ -1,1 +1,1 @@
-"""Explains a difference between two runs: a ledger of the step time, from traced steps or from predictions."""
+"""Explains how two runs differ in step time and memory, with ledgers: measured or predicted amounts that add up to a total."""

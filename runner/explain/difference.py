@@ -1,4 +1,4 @@
-"""Explains why a row is slower or faster than its baseline: lines that add up to the difference of their step times."""
+"""Explains why a row is slower or faster than its baseline, with lines that add up to the difference between the step times."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from meshrunner.runner.rundir import PlanRecord
 
 WPS = figure_of("perf/wps")
 SURE = 2.0
-"""Standard errors by which single runs must differ before a cause is named."""
+"""Number of standard errors by which the speeds of single runs must differ before a cause is named."""
 BLOCK = re.compile(r"(?<=\.)\d+(?=\.|$)")
-"""Number of a block in the name of a module."""
+"""Pattern of a block's number in the name of a module."""
 MOST = 0.8
-"""Share of the difference of a module at which one of several blocks is named."""
+"""If one block causes at least this share of a difference that is summed over all blocks, only this block is named."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The ledger of the difference between a row and its baseline."""
+    """The difference between the step times of a row and its baseline, divided into the lines of a ledger."""
 
     base: str
     own: str
     """Names of the baseline and of the row."""
     lines: list[Line]
-    """All lines, the largest difference first."""
+    """All lines of the ledger, the largest difference first."""
     traced: bool
     """Whether the lines are measured. Otherwise, they are predicted."""
     within_noise: bool
     """Whether the step times differ so little that no cause can be named."""
     predicted: list[Line]
-    """The predicted sums of each group, if the lines are measured; empty if unknown."""
+    """Predicted sum of the lines of each group; empty if `lines` are predicted, or if there is no prediction."""
     modules: list[Line]
-    """Traced seconds of compute of each module, the largest difference first. A `*` stands for the number of a block."""
+    """Traced seconds of compute in each module, the largest difference first. In names, `*` means the sum over all blocks."""
 
     @property
     def whole(self) -> Line:
@@ -90,7 +90,7 @@ class Difference:
         return f"{size}: {causes(self.lines, _time)}{rest}"
 
     def modules_sentence(self) -> str:
-        """Return a sentence that names the modules that differ most; "" if no module explains a part of the difference."""
+        """Return a sentence that names the modules that differ most; "" if none explains a notable part of the difference."""
         named = [line for line in self.modules if line.more / self.seconds >= NEGLIGIBLE] if self.seconds else []
         if self.within_noise or not named:
             return ""
@@ -105,8 +105,8 @@ class Difference:
 
 
 def explain(base: Row, row: Row, names: tuple[str, str]) -> Difference:
-    """Explain the difference between a row and its baseline. Raise ConfigError without traces or predictions of both.
-    names: of the baseline and of the row."""
+    """Explain the difference between a row and its baseline. Raise ConfigError unless both are traced or both are
+    predicted. `names`: names of the baseline and of the row."""
     rows = (base, row)
     measured, planned = [traced(each) for each in rows], [_predicted(each) for each in rows]
     predicted = compared(*planned) if all(planned) else []
@@ -123,7 +123,8 @@ def explain(base: Row, row: Row, names: tuple[str, str]) -> Difference:
 
 
 def _within_noise(base: Row, row: Row) -> bool:
-    """Test the difference in step time between repeats. For single runs, use the errors of their median speeds."""
+    """Return whether the step times differ by no more than noise. Test the repeats or, for single runs, use the errors of their
+    median speeds."""
     noise = noise_of(STEP_TIME, [base, row], [(row.key, base.key)])
     if (p_value := noise.p_value(row.key, base.key)) is not None:
         return p_value >= ALPHA
@@ -139,14 +140,14 @@ def _modules(base: Row, row: Row) -> list[Line]:
         seconds.append({name: median(one.get(name, 0.0) for one in found) for one in found for name in one})
     lines = compared(*seconds)
     sums = grouped(lines, lambda name: BLOCK.sub("*", name))
-    # If one block makes up most of a difference, it is named instead of all blocks.
+    # If one block causes most of a difference, name this block instead of the sum over all blocks.
     most = {BLOCK.sub("*", line.name): line for line in reversed(lines)}
     ratios = {each.name: most[each.name].more / (each.more or math.inf) for each in sums}
     return [most[each.name] if MOST <= ratios[each.name] <= 1 / MOST else each for each in sums]
 
 
 def _predicted(row: Row) -> dict[str, float]:
-    """Return the predicted seconds per line; {} without a prediction. The lines are kinds of work, not parts of the step."""
+    """Return the predicted seconds of each ledger line; {} without a prediction. A line is a kind of work, such as matmuls."""
     plan = row.runs[0].record(PlanRecord).as_json()
     parts, step_time = plan.get("perf/seconds_by_part"), number(plan.get("perf/step_time_s"))
     if not isinstance(parts, dict) or not step_time:

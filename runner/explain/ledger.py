@@ -1,4 +1,4 @@
-"""Compares two ledgers, such as the seconds per step of two rows. Lines that only one ledger has count as zero in the other."""
+"""Compares two ledgers, such as the seconds per step of two rows. A line that only one ledger has counts as zero in the other."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 SHARE = 0.8
-"""Share of a difference that the lines of a sentence must explain together."""
+"""Share of a difference. A sentence names no further ledger lines once the named lines together explain this share."""
 NAMED = 3
-"""Maximum number of lines in a sentence."""
+"""Maximum number of ledger lines that a sentence names."""
 NEGLIGIBLE = 0.05
-"""Share of a difference up to which a line counts as equal."""
+"""Share of the total difference below which the difference of a single line is ignored."""
 
 
 class Line(NamedTuple):
-    """A line of the ledger of a difference."""
+    """A line of a ledger, with its values in the baseline (`base`) and in the row that is compared with the baseline (`own`)."""
 
     name: str
     base: float
@@ -30,18 +30,18 @@ class Line(NamedTuple):
 
 
 def compared(base: Mapping[str, float], own: Mapping[str, float]) -> list[Line]:
-    """Return the lines of two ledgers, the largest difference first."""
+    """Return a Line for each name in one or both ledgers, the largest difference first."""
     return _ordered(Line(name, base.get(name, 0.0), own.get(name, 0.0)) for name in dict.fromkeys([*base, *own]))
 
 
 def total(name: str, lines: Iterable[Line]) -> Line:
-    """Return the sum of lines as a line."""
+    """Return the sum of `lines` as a single line with the given name."""
     lines = list(lines)
     return Line(name, math.fsum(line.base for line in lines), math.fsum(line.own for line in lines))
 
 
 def grouped(lines: Iterable[Line], group_of: Callable[[str], str]) -> list[Line]:
-    """Return the sum of the lines of each group, the largest difference first. group_of: returns the group of a line."""
+    """Return the sum of the lines of each group, the largest difference first. `group_of` maps a line's name to its group."""
     found: dict[str, list[Line]] = {}
     for line in lines:
         found.setdefault(group_of(line.name), []).append(line)
@@ -49,7 +49,7 @@ def grouped(lines: Iterable[Line], group_of: Callable[[str], str]) -> list[Line]
 
 
 def causes(lines: Iterable[Line], written: Callable[[float], str]) -> str:
-    """Name the lines that cause most of the difference between two ledgers. written: formats a value with its unit."""
+    """Name the lines that cause most of the difference between two ledgers. `written` formats a value with its unit."""
     lines = list(lines)
     whole, explained = total("", lines).more, 0.0
     found: list[str] = []

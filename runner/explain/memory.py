@@ -1,4 +1,4 @@
-"""Explains why a row needs more or less memory than its baseline: categories that add up to the peak of active memory."""
+"""Explains why a row needs more or less memory than its baseline, with categories that add up to the peak of active memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from meshrunner.runner.explain.ledger import Line, causes, compared, total
 from meshrunner.runner.rundir import PlanRecord
 
 EQUAL = 0.01
-"""Relative difference up to which peaks count as equal."""
+"""Relative difference up to which two memory peaks count as equal."""
 
 
 @dataclass(frozen=True)
 class MemoryDifference:
-    """The ledger of the difference between the memory peaks of a row and of its baseline, in GiB."""
+    """The difference between the memory peaks of a row and its baseline, in GiB, divided into categories of memory."""
 
     base: str
     own: str
@@ -52,8 +52,8 @@ class MemoryDifference:
 
 
 def explain_memory(base: Row, row: Row, names: tuple[str, str]) -> MemoryDifference | None:
-    """Explain the difference in memory between a row and its baseline. Return None unless the categories of both were measured or
-    predicted. names: of the baseline and of the row."""
+    """Explain the difference in memory between a row and its baseline. Return None unless the categories of memory were measured
+    for both or predicted for both. `names`: names of the baseline and of the row."""
     rows = (base, row)
     phases = [str(each.runs[0].record(PlanRecord).as_json().get("memory/phase") or "") for each in rows]
     peaks = [each.figures.get("memory/peak_active_gib") if each.completed else None for each in rows]

@@ -1,4 +1,4 @@
-"""Traces the last steps of a run (`sweep.explain`), and keeps only the seconds per line and module of a step."""
+"""Traces the last steps of a run (`sweep.explain`), and keeps only the seconds per step of each ledger line and each module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 2
 
 
 class LastSteps(TraceProfile):
-    """Profile of the last steps of a run. A resumed run with too few remaining steps has none."""
+    """Profile of the last steps of a run. A resumed run with too few remaining steps has no profile."""
 
     def last_step(self, run: ProfiledRun, done: int = 0) -> int:
         return max(run.steps, done + run.measure_after + 1 + TraceSession.warms_up + self.steps)

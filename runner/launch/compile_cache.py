@@ -16,7 +16,7 @@ MOUNTS = Path("/proc/self/mounts")
 
 def compile_caches(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that set the cache folders of Inductor and Triton. `variables`: the workers' environment.
-    If the cache directory may be on a network file system, use a private folder on a disk of this node: all ranks write compiled
+    If the cache directory may be on a network file system, use a private folder on a disk of this node. All ranks write compiled
     code when a run starts, but network file systems are slow, and renaming or locking files there may fail."""
     usual = cache_dir()
     local = filter(_is_local, map(Path, (variables.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp")))

@@ -69,7 +69,7 @@ def fall_back_to_fixed_segments(device: Any) -> str | None:
         os.environ[name] = fixed
         return (
             f"this GPU does not support expandable segments ({one_line(str(error).splitlines()[0])}), and this run used {fixed}"
-            f" instead; set launch.env.{name}={fixed} so that `plan` predicts the memory of such runs"
+            f" instead; set launch.env.{name}={fixed} so that `plan` predicts the memory of runs with this setting"
         )
     return None
 
@@ -87,7 +87,7 @@ def sdpa_backend(experiment: Experiment, device: str) -> str | None:
 
 
 def environment(devices: NodeDevices, launch_env: dict[str, str], variables: dict[str, str]) -> Environment:
-    """Return the content of environment.json except `resolved` and the entries that workers add, such as `cpus` and `remarks`."""
+    """Return the content of environment.json except `resolved` and the keys that workers add, such as `cpus` and `remarks`."""
     recorded = {name: each for name, each in sorted(variables.items()) if name.startswith(RECORDED)}
     return Environment(
         host=socket.gethostname(),

@@ -66,9 +66,9 @@ def execute(
             with blocked(INTERRUPTS):
                 status = claim(run_dir)
             if stored is not None:
-                say(f"{shows.whose(run_dir)}continues after step {done}, from {stored.path}")
+                say(f"{shows.whose(run_dir)}the run continues after step {done}, from {stored.path}")
             elif status.attempt > 1:
-                say(f"{shows.whose(run_dir)}starts again at step 1: there is no checkpoint")
+                say(f"{shows.whose(run_dir)}the run starts again at step 1: there is no checkpoint")
             (run_dir / ERROR).unlink(missing_ok=True)
             tracking = Trackers(run_dir, experiment.tracker) if experiment.launch.emulate is None else None
             attempt = Attempt(run_dir, experiment, devices, status.attempt, peers, preemption)

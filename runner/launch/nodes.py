@@ -128,7 +128,7 @@ class Peers:
         self.publish(outcome=mine)
         if own.state == "completed":
             return own
-        # A lost node may have caused a collateral failure. Wait longer: a node counts as lost only after NODE_LOST_S seconds.
+        # If a lost node may have caused the failure, wait longer: a node counts as lost only after NODE_LOST_S seconds.
         deadline = time.monotonic() + (NODE_LOST_S + REPORT_S if own.collateral else REPORT_S)
         while len(self._outcomes()) + len(self._lost_nodes()) < len(self.others) and time.monotonic() < deadline:
             time.sleep(POLL_S)

@@ -65,7 +65,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         experiment.model.import_kernels()
     elif not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in experiment.launch.env):
         _keep_freed_memory()
-    minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1  # the launcher fails first, naming the rank
+    minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1  # the launcher fails first and names a rank
     if context.emulated:
         join_fake_process_group(context, pipelined=experiment.parallelism.pipeline > 1)
     else:
@@ -102,7 +102,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
 
 def _keep_freed_memory() -> None:
     """Make the C library keep the memory of freed tensors for reuse, as the caching allocator does on a GPU."""
-    # glibc would return large blocks to the kernel. Zeroing their pages for the next step took 4% of the step time.
+    # By default, glibc returns large blocks to the kernel. Zeroing their pages again in the next step took 4% of the step time.
     with suppress(AttributeError):  # a C library without mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap

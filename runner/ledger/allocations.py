@@ -13,7 +13,7 @@ PERSISTENT = ("parameters", "gradients", "optimizer")
 CATEGORIES = (*PERSISTENT, "activations", "unsharded", "communication", "logits", "temporary")
 """Categories of memory, in the order of tables and charts. The docstring of `MemoryLedger` explains each category."""
 UNKNOWN = ("activations", "temporary")
-"""Categories that are a first guess. The ledger changes the category if later use of the memory disproves the guess."""
+"""Categories that the ledger assigns as a first guess. It changes the category if later use of the memory disproves the guess."""
 
 START = "start"
 """Part of a run in which the model is built, sharded and initialised, before the first step."""

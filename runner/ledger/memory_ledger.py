@@ -112,14 +112,14 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     # Subclasses override these methods.
 
     def _saves_for_backward(self) -> bool:
-        """Whether a tensor that is created now counts as saved for backward."""
+        """Return whether a tensor that is created now counts as saved for backward."""
         return torch.is_grad_enabled()
 
     def _after_operator(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any) -> None:
         """Do nothing. A subclass can override `_after_operator` to log an operator after its results are tracked."""
 
     def _counts(self, storage: UntypedStorage) -> bool:
-        """Whether to track a storage. A storage inside another tracked storage (a memory pool) is not tracked again."""
+        """Return whether to track a storage. A storage inside another tracked storage (a memory pool) is not tracked again."""
         return storage.device.type == "cpu" and self._pool_of(storage) is None  # DTensor propagates shapes on meta
 
     def _pool_of(self, storage: UntypedStorage) -> Allocation | None:

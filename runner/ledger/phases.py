@@ -31,7 +31,7 @@ class Phases:
         """Callback that receives a block's output when the block's forward ends, but not in recomputation."""
         self.network_found: Callable[[Network], None] = lambda network: None
         """Callback that receives the network when its first forward begins."""
-        # Otherwise, the compiler would trace a compiled module's hooks, although the hooks run outside the compiled code.
+        # Without `disable`, the compiler would trace the hooks of a compiled module, although they run outside the compiled code.
         self._hook: Callable[[Any], Any] = torch.compiler.disable if compiles else lambda hook: hook
 
     @property
@@ -90,7 +90,7 @@ class Phases:
         self._hooks.callback(setattr, network, "loss", loss)
 
     def _follow_modules(self, model: nn.Module, blocks: dict[int, str]) -> None:
-        """Follow a network or a pipeline stage. blocks: names of its blocks, keyed by their number in the network."""
+        """Track the phases of a network or pipeline stage. `blocks` maps each block's number in the whole network to its name."""
         self._follow_module(model, None)
         for number, name in blocks.items():
             self._follow_module(model.get_submodule(name), number)
@@ -129,5 +129,5 @@ class Phases:
 
 
 def _in_backward() -> bool:
-    """Whether autograd is running backward. A forward inside backward is recomputation and counts as backward."""
+    """Return whether autograd is running backward. A forward inside backward is recomputation and counts as backward."""
     return torch._C._current_graph_task_id() != -1

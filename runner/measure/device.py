@@ -105,7 +105,7 @@ class CudaDevice(HostDevice):
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
-    """Return the peak FLOP/s (None if unknown), and entries of summary.json with the name and peak of the device.
+    """Return the peak FLOP/s (None if unknown), and the device's name and peak as facts for summary.json.
     On CPUs, all ranks must call this function, but only rank 0 gets the peak."""
     rate = experiment.precision.compute
     if device.type == "cuda":
@@ -122,7 +122,7 @@ def peak_flops(
 
 
 def _cached_peak(rate: str, context: WorkerContext) -> float:
-    """Return this CPU's peak FLOP/s for the run's number of threads from cpu_peak.json. Measure and store a missing peak."""
+    """Return this CPU's peak FLOP/s for the run's number of threads. Read cpu_peak.json, or measure and store a missing peak."""
     known = JsonFile.read(cache_dir() / "cpu_peak.json").as_json().get(_peak_key(rate, context))
     if known is None:
         context.doing("measuring the peak FLOP/s of this CPU")
@@ -134,11 +134,11 @@ def peak_remark(device_type: str, rate: str, context: WorkerContext) -> str:
     """Return the reason why MFU is unknown in steps that exceeded the peak FLOP/s. On a CPU, measure the peak again."""
     if device_type == "cpu":
         return measured_peak(rate, context)[1]
-    return f"MFU is unknown in steps that were faster than the {rate} peak of this device; check hardware.peak.{rate}"
+    return f"MFU is unknown in steps whose FLOP/s exceeded the {rate} peak of this device; check hardware.peak.{rate}"
 
 
 def measured_peak(rate: str, context: WorkerContext) -> tuple[float, str]:
-    """Measure this CPU's peak and keep the best result in cpu_peak.json. Return the best FLOP/s and a reason for unknown MFU."""
+    """Measure this CPU's peak and keep the best result in cpu_peak.json. Return the best FLOP/s, and text for `peak_remark`."""
     path, key = cache_dir() / "cpu_peak.json", _peak_key(rate, context)
     known = JsonFile.read(path).as_json()
     before = known.get(key)
@@ -148,8 +148,9 @@ def measured_peak(rate: str, context: WorkerContext) -> tuple[float, str]:
         known[key] = {"flops": best, "measured": time.strftime("%Y-%m-%d")}
         write_json(path, known)
     return best, (
-        f"MFU is unknown in steps that were faster than the CPU's peak, measured on {before['measured']}. The measured peak of "
-        f"{before['flops'] / 1e12:.4g} TFLOP/s may be too low. A new measurement found {best / 1e12:.4g} TFLOP/s"
+        f"MFU is unknown in steps whose FLOP/s exceeded the CPU's peak, which was measured on {before['measured']}. "
+        f"The measured peak of {before['flops'] / 1e12:.4g} TFLOP/s may be too low. A new measurement found "
+        f"{best / 1e12:.4g} TFLOP/s"
     )
 
 

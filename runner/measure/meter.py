@@ -207,13 +207,13 @@ class RunMeter:
         self._add_to_summary({"compile/late_recompiles": self.late_recompiles})
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
-        """Add the entries `facts` to summary.json on rank 0. Do nothing on other ranks."""
+        """Add `facts` to summary.json on rank 0. Do nothing on other ranks."""
         if self.context.records:
             path = self.run_dir / SUMMARY
             (Summary.read(path) | facts).write(path)
 
     def _gather(self, values: list[float]) -> Tensor:
-        """Gather `values` from all ranks that run. Return an fp64 tensor in host memory, of shape [ranks, values]."""
+        """Gather `values` from all ranks, or only from an emulated rank. Return an fp64 CPU tensor of shape [ranks, values]."""
         mine = torch.tensor(values, dtype=torch.float64)
         if self.context.emulated:
             return mine.unsqueeze(0)
@@ -283,7 +283,7 @@ def recompile_reasons() -> list[str]:
 
 
 def compile_facts(compilation: Compile) -> dict[str, Any]:
-    """Return the entries of summary.json about compilation, such as `compile/graph_breaks`."""
+    """Return facts about compilation for summary.json, such as `compile/graph_breaks`."""
     inductor = counters["inductor"]
     fused = {"compile/async_tp_fused": inductor[ASYNC_TP_FUSED]} if compilation.async_tensor_parallel else {}
     return fused | {

@@ -31,7 +31,7 @@ PARTS = {
     "squared_norm": "gradient norm",
     "clip_by_norm": "clipping",
 }
-"""Phrases for error messages that describe the work of the recipe's functions, keyed by function name."""
+"""Phrases that describe, in error messages, the work of the recipe's functions. The keys are function names."""
 
 
 class MemoryRanOut(Exception):

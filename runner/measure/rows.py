@@ -96,8 +96,8 @@ class Rows:
 
 
 def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str, Any]:
-    """Return the row of an emulated rank, whose loss is meaningless, from the measured `row`, in which collectives took no time.
-    Add `communication_s`, the seconds of waiting for communication, to the step time. If unknown, so are step time and speed."""
+    """Turn a measured row, in which collectives took no time, into the row of an emulated rank. Add `communication_s`, the time
+    spent waiting for communication, to the step time. If it is None, step time and speed become None. The loss is always None."""
     compute = row["perf/step_time_s"]
     ratio = None if communication_s is None else compute / (compute + communication_s)
     meaningless = {key for key in row if key.startswith(("train/", "experts/"))} - {"train/lr", "train/tokens"}
@@ -133,7 +133,7 @@ class ByRank:
             self.steps += 1
 
     def summary(self, memory_keys: Sequence[str], memory: Tensor) -> dict[str, list[float]]:
-        """Return the entries of summary.json that list a value for each rank. `memory` has the shape [ranks, memory_keys]."""
+        """Return lists with one value per rank, keyed as in summary.json. `memory` has the shape [ranks, memory_keys]."""
         found = {key: memory[:, i] for i, key in enumerate(memory_keys)}
         if self.steps:
             found |= {key: self.sums[:, i] / self.steps for i, key in enumerate(RANK_KEYS)}

@@ -40,7 +40,8 @@ class BlockKind(NamedTuple):
 
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
-    """Group the recomputed blocks of an experiment that passed `consistency.fit`. Raise ConfigError if tracing is impossible."""
+    """Group the recomputed blocks of an experiment by class and kept activations. The experiment must have passed
+    `consistency.fit`. Raise ConfigError if tracing is impossible."""
     if reason := experiment.untraceable():
         raise ConfigError(reason)
     option = experiment.activation_checkpoint
@@ -50,7 +51,7 @@ def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: 
         if option.recomputes(block)
     }
     model, layout = _first_blocks(experiment, network, classes), experiment.parallelism
-    # Trace without a pipeline, which does not change the activations that a block keeps.
+    # A pipeline does not change the activations that a block keeps, so trace without a pipeline.
     without = {"parallelism": layout.model_copy(update={"pipeline": 1}), "global_batch": None}
     recipe = experiment.model_copy(update={"model": model, **without})
     workers = experiment.launch.nodes * device.workers // layout.pipeline
@@ -87,8 +88,8 @@ def largest_block_bytes(trace: Trace) -> int | None:
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
-    """Return the model cut down to its first blocks, with at least one block of each class in `classes`, or the full model if it
-    cannot be shortened. Raise ConfigError if the full model has more than MOST_BLOCKS blocks."""
+    """Return a copy of the model with only its first blocks, including a block of each class in `classes`. If the model cannot be
+    shortened, return the full model, or raise ConfigError if the full model has more than MOST_BLOCKS blocks."""
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
     few = max(*first.values(), model.first_blocks) + 1

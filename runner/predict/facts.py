@@ -1,4 +1,4 @@
-"""Derives what a configuration determines exactly, without a GPU: parameters, work, communication and memory of a step.
+"""Derives the facts that a configuration determines exactly, without a GPU: parameters, work, communication and memory of a step.
 
 Facts are grouped in sections, such as `forward of block 3`. All sections but MODEL and PARAMETERS come from a trace, and also
 depend on the operators that torch calls.
@@ -32,7 +32,7 @@ MODEL, PARAMETERS, COMPILER, PEAK = "model", "parameters", "compiler", "peak mem
 OF_CODE = (MODEL, PARAMETERS)
 """Sections that do not depend on the operators that torch calls."""
 MOST_DRAWN = 2 * 10**9
-"""Parameters up to which the initial values of a model are drawn, which takes a minute."""
+"""Maximum number of parameters of a model whose initial values are drawn. Drawing them takes up to a minute."""
 BLOCK = re.compile(r"(?<=\.)\d+(?=\.)")
 """Number of a block in a parameter's name."""
 
@@ -81,7 +81,7 @@ def _model(experiment: Experiment, network: Network) -> dict[str, Fact]:
 
 
 def _parameters(experiment: Experiment, network: Network) -> Iterator[tuple[str, str]]:
-    """Yield a name and a description of the parameters that have this name in any block."""
+    """Yield each parameter name, with `*` for the block number, and a description of the parameters that match the name."""
     import torch
 
     from meshrunner.recipes.model.init_weights import initial_value
@@ -107,7 +107,7 @@ def _parameters(experiment: Experiment, network: Network) -> Iterator[tuple[str,
 
 
 def _traced(trace: Trace, degrees: Degrees, expert: int) -> Sections:
-    """Return the work and communication of each phase of the last traced step, the peak memory, and what each block keeps."""
+    """Return the work and communication per phase of the last traced step, peak memory, and the activations each block keeps."""
     from meshrunner.runner.predict.activations import kept_by_block
     from meshrunner.runner.predict.record.trace_events import Collective, Operator
     from meshrunner.runner.predict.trace.depth import step_peak

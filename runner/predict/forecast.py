@@ -53,8 +53,8 @@ class MemoryForecast:
     by_category_gib: dict[str, float]
     """Memory at the peak of active memory, keyed by category, such as `gradients`. The values add up to `peak_active_gib`."""
     block_gib: float | None
-    """Activations that the largest block keeps for backward, including its output. None if the whole model is compiled, or with
-    a pipeline."""
+    """Activations that the largest block keeps for backward, including the block's output. None if the run has a pipeline or if
+    the whole model is compiled."""
     error_pct: float
     """Bound on the relative error of the predicted peak, in percent (see docs/measurements/plan.md)."""
 
@@ -69,7 +69,7 @@ class SpeedForecast:
     """Model FLOPs utilisation in percent; None if the device's peak rate is unknown."""
     step_time_s: float
     seconds_by_part: dict[str, float]
-    """Seconds per step by kind of work (`simulated_clock.PARTS`). Kinds of work overlap, so the sum can exceed `step_time_s`."""
+    """Seconds per step, keyed by kind of work (`simulated_clock.PARTS`). Kinds overlap, so the sum can exceed `step_time_s`."""
     exposed_communication_s: float
     """Seconds per step in which the compute stream idles because it waits for communication or for other pipeline ranks."""
     calibrated: bool
@@ -131,8 +131,8 @@ def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], boo
 def explain(
     kind: str, needed: int, capacity: int, device: str, by_category: Mapping[str, int], flushes: int | None = None
 ) -> str:
-    """Return a sentence that compares the needed memory of one kind, such as `reserved`, with the capacity. by_category: empty if
-    unknown; flushes: number of cache flushes with which the run completes in `capacity` bytes, or None if it does not."""
+    """Return a sentence that compares the needed memory with the capacity. kind: kind of memory, such as `reserved`. by_category:
+    empty if unknown. flushes: cache flushes with which the run completes in `capacity` bytes, or None if it cannot complete."""
     left = capacity - needed
     margin = f"{left / GIB:.2f} GiB left" if left >= 0 else f"{-left / GIB:.2f} GiB too much"
     if left < 0 and flushes is not None:

@@ -30,7 +30,7 @@ def gpu_libraries(experiment: Experiment, hardware: GPU | CPU | None) -> GPULibr
     # torch has no cuDNN, assume 9.19, the oldest version in the default CUDA wheels of torch 2.11 and later.
     cudnn = 9 <= capability < 11 and (torch.backends.cudnn.version() or 91900) > 91500  # type: ignore[no-untyped-call]
     cudnn = cudnn and not experiment.deterministic and variables.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
-    # These are the rules of `parseChosenWorkspaceSize` in torch's CublasHandlePool.cpp: pairs of a size in KiB and a count.
+    # Rules of `parseChosenWorkspaceSize` in torch's CublasHandlePool.cpp: the setting lists pairs of a size in KiB and a count.
     default = ":4096:8" if capability >= 9 else ":4096:2:16:8"
     pools = re.findall(r":(\d+):(\d+)", variables.get("CUBLAS_WORKSPACE_CONFIG", default))
     return GPULibraries(cudnn, 1024 * sum(int(size) * int(count) for size, count in pools))

@@ -20,7 +20,7 @@ from meshrunner.runner.process import forkserver
 MOST = 8
 """Maximum number of prediction processes at a time. Each process takes a few hundred MiB of host memory."""
 REPLACED_AFTER = 40
-"""Number of predictions after which a process is replaced, because each leaves about 2 MiB in caches of torch."""
+"""Number of predictions after which a process is replaced, because each prediction leaves about 2 MiB in torch's caches."""
 NOT_IN_TIME = not_planned("the time limit for predictions was reached")
 
 
@@ -33,7 +33,7 @@ def predict_all(
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Forecast]:
     """Return a forecast for each run. All runs must have passed `consistency.fit`. After `within_s` seconds in total, return
-    NOT_IN_TIME for unpredicted runs. After each prediction, call `progress` with two numbers: predicted runs, all runs.
+    NOT_IN_TIME for unpredicted runs. After each prediction, call `progress` with the numbers of predicted and of all runs.
     `active_only`, `variants`: see `predict`."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s

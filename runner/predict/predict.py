@@ -44,7 +44,7 @@ ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
 """Bound on the error of the predicted peak of reserved memory, in percent (from docs/measurements/plan.md)."""
 REACH = 0.25
-"""Relative excess of memory up to which a search needs the speed of a run, in case measured memory is below the prediction."""
+"""`predict` skips `variants` if a run exceeds memory by more than this fraction. A smaller excess may be a prediction error."""
 RESERVED_PER_ACTIVE, PARTLY_USED = 2.5, 2**28
 """Bound on reserved memory: a multiple of active memory, plus bytes for mostly unused segments. The largest ratio of reserved to
 active memory is 2.29 in predictions (see docs/measurements/plan.md) and 1.37 in published runs. The margin covers errors."""
@@ -62,8 +62,8 @@ def predict(
 
     `active_only` predicts reserved memory only if active memory does not decide whether the run fits. `active_only` is faster,
     because it traces two models with fewer blocks if possible. `with_timeline` adds memory over time, and traces the full model.
-    The speed is also predicted for each of `variants`, which are copies of the device with other rates, unless the run
-    does not fit and needs more memory than the device has by more than REACH.
+    The speed is also predicted for each of `variants`, which are copies of the device with other rates. These speeds are left
+    out if the run does not fit and exceeds the device's memory by more than the fraction REACH.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.untraceable():
@@ -119,7 +119,7 @@ class _Judged(NamedTuple):
 
 
 def _need(judged: _Judged) -> tuple[int, float]:
-    """Sort key: the worst verdict, then the most memory."""
+    """Return a sort key that is largest for the worst verdict or, among equal verdicts, for the most memory."""
     memory = judged.memory
     needed = memory.peak_reserved_gib or max(memory.peak_active_gib, memory.startup_gib)
     return (FITS, BORDERLINE, DOES_NOT_FIT).index(judged.verdict.answer), needed
@@ -136,7 +136,7 @@ def _active_memory(workload: Workload, device: ExpectedDevices, rank: int, trace
     else:
         startup, peak = extrapolate(workload.depths, *traces)
     capacity, needed = _capacity(device), max(peak.total, startup)
-    # At full depth, the start-up memory is known only in total, not by category.
+    # `start_peak` and `extrapolate` return start-up memory only in total, not by category.
     kind, by_category = ("active", peak.by_category) if peak.total >= startup else ("active at start-up", {})
     answer = judge(needed, capacity, ACTIVE_ERROR_PCT / 100, lambda nbytes: needed <= nbytes)
     if device.type == "cuda" and answer != DOES_NOT_FIT and needed * RESERVED_PER_ACTIVE + PARTLY_USED > capacity:
@@ -174,7 +174,7 @@ def _reserved_memory(
 
 def _memory_forecast(device: ExpectedDevices, peak: PeakMemory, startup: int, trace: Trace) -> MemoryForecast:
     """Return the forecast of active memory, without an allocator."""
-    # A pipeline stage may have run several micro batches before its first backward.
+    # Before its first backward, a pipeline stage may run several micro batches, so a block would keep the activations of each.
     block = None if trace.exchanged else largest_block_bytes(trace)
     return MemoryForecast(
         peak_active_gib=peak.total / GIB,

@@ -12,8 +12,9 @@ from meshrunner.runner.console import counted
 from meshrunner.runner.rundir import parse_yaml
 
 CUDNN_UNKNOWN = (
-    ". hardware.efficiency describes FlashAttention, but torch uses cuDNN's attention on this device, which may be faster. The "
-    "error therefore includes attention's share of the step time. `meshrunner calibrate` fits the rates to measured runs"
+    ". hardware.efficiency describes FlashAttention, but torch uses cuDNN's attention on this device, which may be faster. "
+    "The error of the predicted speed therefore includes attention's share of the step time. `meshrunner calibrate` "
+    "fits the rates to measured runs"
 )
 
 
@@ -35,7 +36,7 @@ class Regime(NamedTuple):
 
 
 def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> tuple[float, str]:
-    """Return the error of a predicted speed in percent, and a sentence that names the measured runs with this error. For a
+    """Return the error of a predicted speed in percent, and a sentence that names the runs that gave this error. For a
     calibrated device, the error comes from the calibration. Otherwise, the error is `speed_pct` of the matching `Regime` or, if
     no regime matches, the largest `speed_pct`. `devices`: number of devices of the predicted run."""
     if hardware.calibrated is not None:

@@ -129,7 +129,8 @@ def trace_run(
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """Trace a run whose step time was measured. Drop memory events, for speed. An emulated rank waits for no other rank."""
+    """Trace a run whose step time was measured. Drop memory events, for speed. If the run emulates a rank, drop collectives, too,
+    because the rank waits for no other rank."""
     workload, traces = trace_run(experiment.on(device.type), device, shallow=True)
     if experiment.launch.emulate is None:
         return workload.without(MemoryEvent)

@@ -1,4 +1,4 @@
-"""Runs pipeline stages of one rank without other ranks, for a rank that is emulated or traced."""
+"""Runs the pipeline stages of an emulated or traced rank without the other ranks."""
 
 from __future__ import annotations
 

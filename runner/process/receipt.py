@@ -61,7 +61,8 @@ def accept() -> None:
 
 
 def passed_on() -> dict[str, str]:
-    """Return the environment variable with which a program that replaces this process continues the receipt; {} without one."""
+    """Return the environment variable that lets a program that replaces this process continue the receipt. Return {} if this
+    process writes no receipt."""
     if _receipt is None:
         return {}
     os.set_inheritable(_receipt, True)
@@ -69,7 +70,7 @@ def passed_on() -> dict[str, str]:
 
 
 def record(key: str, value: object) -> bool:
-    """Write an entry to the receipt for `run_command`. Return False if no process waits for the receipt."""
+    """Write a key and its value to the receipt for `run_command`. Return False if no process waits for the receipt."""
     if _receipt is not None:
         os.write(_receipt, f"{json.dumps([key, str(value)])}\n".encode())
     return _receipt is not None

@@ -16,10 +16,10 @@ EVALUATED = "autograd::engine::evaluate_function: "
 """Prefix of the events that run the backward function of one operator, and the hooks of its inputs and outputs."""
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
 TRANSFER = re.compile(r"gloo:(send|recv)|c10d::(send|recv_)$|ncclDevKernel_SendRecv")
-"""Pattern of sends and receives. On GPUs, the kernel of an all-to-all has the same name."""
+"""Pattern of sends and receives. On GPUs, the kernel of an all-to-all also matches."""
 SHARDS = re.compile(r"FSDP::|FullyShardedDataParallel\._")
 """Pattern of the events in which FSDP gathers, reduces or frees parameters or gradients."""
-# Events such as `autograd::*`, `MmBackward0` and `FSDP::pre_forward` enclose operators, and waits that a trace does not show.
+# Events like `autograd::*`, `MmBackward0` and `FSDP::pre_forward` are no operators: they enclose operators and unrecorded waits.
 OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
 WORK = {
     "experts": re.compile(r"grouped_mm"),
@@ -51,8 +51,8 @@ class Activity(NamedTuple):
     """Name of the module in whose forward pass the operator was called; "" if unknown."""
 
     def within(self, event: Event, modules: dict[int | None, str]) -> Self:
-        """Return the activity inside `event`, if this is the activity around it. modules: names of modules, keyed by the number
-        that autograd gives to an operator and to its backward function. Operators of the forward pass are added."""
+        """Return the activity inside `event`; `self` is the activity around `event`. modules: names of modules, keyed by the
+        number that autograd gives to an operator and to its backward function. `within` adds operators of the forward pass."""
         name, inside, number = event["name"], self, _number(event)
         if name == DATA:
             inside = self._replace(part="data")
@@ -74,7 +74,7 @@ class Activity(NamedTuple):
         return inside
 
     def _computing(self, event: Event) -> Self:
-        # Autograd numbers the operators that it records. In backward, it records only what is recomputed.
+        # Autograd numbers the operators that it records. In backward, it records only recomputed operators.
         recomputes = self.part == "backward" and not self.sharding and _number(event) is not None
         found = SHARDING if self.sharding else kind_of(event["name"])
         if self.work not in ("", POINTWISE):  # the outermost operator that is not pointwise decides
@@ -143,7 +143,7 @@ class Timeline:
         for event in timed:
             if event.get("cat") in ("cpu_op", "user_annotation"):
                 threads.setdefault(event["tid"], []).append(event)
-        # Threads of autograd follow, because they run the backward functions of operators of the training thread.
+        # Classify the training thread first, because autograd's threads run the backward functions of its operators.
         trains = {thread: any(each["name"].startswith(STEP) for each in found) for thread, found in threads.items()}
         modules: dict[int | None, str] = {}
         self.threads = {
@@ -152,14 +152,14 @@ class Timeline:
         self._begins = {thread: [span.begin for span in found] for thread, found in self.threads.items()}
 
     def at(self, thread: Any, time: float) -> Activity:
-        """Return what a thread does at a time."""
+        """Return the activity of a thread at the given time."""
         place = bisect_right(self._begins.get(thread, []), time) - 1
         if place < 0 or time >= (span := self.threads[thread][place]).end:
             return Activity()
         return span.activity
 
     def between(self, thread: Any, begin: float, end: float) -> Iterator[Span]:
-        """Yield the spans of a thread within an interval, cut to it, and spans of an idle thread between them."""
+        """Yield the spans of a thread from `begin` to `end`, cut at these times. Fill each gap with a span that has no work."""
         found, now = self.threads.get(thread, []), begin
         place = max(0, bisect_right(self._begins.get(thread, []), begin) - 1)
         for span in found[place:]:

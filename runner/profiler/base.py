@@ -178,7 +178,7 @@ class Session:
         return []
 
     def summary(self, figures: list[list[float]]) -> dict[str, Any]:
-        """Return entries for summary.json. `figures[rank]` is the result of `end` on `rank`. Only rank 0 calls `summary`."""
+        """Return items for summary.json. `figures[rank]` is the result of `end` on `rank`. Only rank 0 calls `summary`."""
         return {}
 
     def out_of_memory(self) -> None:

@@ -35,7 +35,7 @@ class MemoryProfile(Windowed):
     """
 
     max_entries: Count
-    """Maximum number of allocations and frees in the history on CUDA. A longer history loses its oldest entries."""
+    """Maximum number of allocations and frees in the history on CUDA. If there are more, only the newest are kept."""
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         found = super().remarks(run, device_type, done)

@@ -1,8 +1,8 @@
-"""Divides the time of traced steps into lines, such as `forward matmul` and `exposed all_gather over shard`.
+"""Divides the time of traced steps into lines (kinds of work): `forward matmul`, `exposed all_gather over shard` and others.
 
 Every moment of a step belongs to one line, so the lines add up to the time of the step. On CUDA, a moment in which the device
 computes belongs to the kernel that began first, and a moment in which only collectives run is exposed communication. On a CPU,
-the training thread decides. A collective on another thread is exposed while the training thread runs no operator.
+the training thread's activity decides. A collective on another thread is exposed while the training thread runs no operator.
 """
 
 import math
@@ -61,13 +61,13 @@ class Step(NamedTuple):
     begin: float
     end: float
     updates_from: float
-    """Time at which the last backward ends, or the end of a step without backward. What follows belongs to the optimizer."""
+    """Time at which the last backward ends, or the step ends if it has no backward. Later work belongs to the optimizer."""
     thread: object
     dims: tuple[str, ...]
     """Names of the mesh dimensions over which ranks communicate, such as `shard`."""
 
     def line_of(self, activity: Activity, time: float) -> str:
-        """Return the line of an activity at a time."""
+        """Return the line to which an activity at the given time belongs."""
         updates = activity.part == "forward" and time >= self.updates_from
         if activity.part == "data":
             return DATA
@@ -94,7 +94,7 @@ class Step(NamedTuple):
 
 
 def divide(events: Iterable[Event], dims: tuple[str, ...] = ()) -> list[list[Interval]]:
-    """Return the intervals of each step of a Chrome trace. Each step is divided without remainder."""
+    """Return the intervals of each step of a Chrome trace. The intervals of a step cover the whole step and do not overlap."""
     timed = [event for event in events if event.get("ph") == "X" and "dur" in event]
     steps, timeline = _steps(timed, dims), Timeline(timed)
     on_device = [event for event in timed if event.get("cat") in ON_DEVICE]
@@ -102,7 +102,7 @@ def divide(events: Iterable[Event], dims: tuple[str, ...] = ()) -> list[list[Int
 
 
 def seconds_by_line(steps: list[list[Interval]]) -> dict[str, list[float]]:
-    """Return the seconds of each step, keyed by line."""
+    """Return the seconds that a line takes in each step, keyed by line."""
     found: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(steps))
     for i, intervals in enumerate(steps):
         for interval in intervals:
@@ -171,7 +171,7 @@ def _on_cpu(steps: list[Step], timed: list[Event], timeline: Timeline) -> Iterat
 
 
 def _apart(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return intervals in the order of time without overlaps. The earlier of two keeps the time that they share."""
+    """Sort intervals by time and remove overlaps. If two intervals overlap, the earlier one keeps the time that they share."""
     found: list[Interval] = []
     for interval in sorted(intervals):
         begin = max(interval.begin, found[-1].end) if found else interval.begin
@@ -181,7 +181,7 @@ def _apart(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _divided(begin: float, end: float, kind: str, elsewhere: list[Interval]) -> Iterator[Interval]:
-    """Divide an interval among the kinds of collectives that run `elsewhere` meanwhile. The remainder is of the kind `kind`."""
+    """Divide the time from `begin` to `end` among the collectives that run `elsewhere` then. The remaining time gets `kind`."""
     now = begin
     for place in range(max(0, bisect_right(elsewhere, (begin,)) - 1), len(elsewhere)):
         first, after, other, _ = elsewhere[place]
@@ -199,7 +199,7 @@ def _divided(begin: float, end: float, kind: str, elsewhere: list[Interval]) -> 
 def _on_device(
     steps: list[Step], timed: list[Event], on_device: list[Event], timeline: Timeline
 ) -> Iterator[list[Interval]]:
-    """Divide steps by the device's work. A step ends when all work that it launched has ended, and the next begins after that."""
+    """Divide steps by the device's work. A step ends when all work that it launched has ended. The next begins no earlier."""
     launches = {_correlation(event): event for event in timed if event.get("cat") in LAUNCH}
     launched = [(launches.get(_correlation(event), event), event) for event in on_device]
     before = 0.0
@@ -234,8 +234,8 @@ def _kernel(event: Event, launch: Event, timeline: Timeline, step: Step) -> Inte
 
 
 def _moments(kernels: list[Interval], idle: list[Interval], first: float, last: float) -> Iterator[Interval]:
-    """Divide the time between `first` and `last`. idle: lines of the time in which no kernel runs, while the host issues the
-    step. After that, an idle device belongs to HOST."""
+    """Divide the time between `first` and `last`. idle: intervals whose lines apply while no kernel runs and the host still
+    issues the step. Later time without a kernel belongs to HOST."""
     changes: list[tuple[float, int, tuple[str, str]]] = [
         *((kernel.begin, 1, kernel[2:]) for kernel in kernels),
         *((kernel.end, -1, kernel[2:]) for kernel in kernels),
@@ -243,7 +243,7 @@ def _moments(kernels: list[Interval], idle: list[Interval], first: float, last: 
         (last, 0, (HOST, "")),
     ]
     running: dict[tuple[str, str], int] = {}
-    """Number of running kernels per line and module, in the order in which the first of them began."""
+    """Number of running kernels, keyed by (line, module). The keys are in the order in which the first kernel of each began."""
     gap = (HOST, "")
     for (now, change, what), (later, _, _) in pairwise(sorted(changes, key=itemgetter(0))):
         if change:

@@ -33,8 +33,8 @@ RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
 
 
 def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
-    """Read the files in `names`. Return (message about the first damaged file or "", records of the other files, such as
-    {Status: ..., Summary: ...}). A missing file does not count as damaged."""
+    """Read the files in `names`. Return a message about the first damaged file ("" if there is none), and the records of the
+    other files, keyed by class: {Status: ..., Summary: ...}. A missing file does not count as damaged."""
     found: dict[type[Any], Any] = {}
     damage = ""
     try:

@@ -17,8 +17,8 @@ TYPICAL_ROW = 1 << 10
 
 
 class StepRow(dict[str, float | None]):
-    """A row of events.jsonl: figures (measured numbers) of a step, keyed by name: `train/loss`. Unknown figures are None. A run
-    may have a million rows, which are not validated with pydantic, because validation would be slower than parsing."""
+    """A row of events.jsonl: figures (measured numbers) of a step, keyed by name, such as `train/loss`. Unknown figures are None.
+    Pydantic does not validate rows: a run may have a million rows, and validation would be slower than parsing."""
 
     @property
     def step(self) -> int:

@@ -17,7 +17,7 @@ FATAL = "Fatal Python error"
 TERMINATED = re.compile(r"\s*what\(\):\s+(?:\[PG [^\]]*\] )?(.*)")
 """Pattern for the line in which C++ reports an uncaught exception. Group 1 is the message without torch's `[PG ...]` prefix."""
 STACK_LINES = 200
-"""Maximum number of lines of a stack. If more lines follow the start of a stack, the process has continued to run."""
+"""Maximum length of a stack, in lines. If a log has more lines after the start of a stack, the process continued to run."""
 
 
 def _tail(log: Path) -> list[str]:

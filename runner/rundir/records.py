@@ -28,7 +28,7 @@ def null_as(default: T) -> BeforeValidator:
 
 
 def under(key: str, default: Any = None) -> Any:
-    """Return a field with a default for a key such as `model/params`, which is not a valid attribute name."""
+    """Return a field with a default, stored under `key`. A key such as `model/params` is not a valid attribute name."""
     return Field(default, validation_alias=key, serialization_alias=key)
 
 
@@ -115,7 +115,7 @@ class Environment(JsonFile):
     resolved: dict[str, Any] = {}
     """Value that the run chose for each key that is `auto` or null in the configuration."""
     cpus: list[Text] = []
-    """CPUs that each worker may run on, such as `0-31`: one entry per worker, in the order of ranks."""
+    """CPUs that each worker may run on, such as `0-31`: one element per worker, in the order of ranks."""
     remarks: list[Text] = []
     """Warnings of the workers, which are printed at the end of the run."""
 
@@ -195,11 +195,11 @@ class TraceTable(JsonFile):
 
 
 class Explanation(JsonFile):
-    """The content of `explain.json`: what the traced steps of a run spent their time on."""
+    """The content of `explain.json`: the time that each kind of work takes in the traced steps of a run."""
 
     steps: tuple[Count, Count] = (0, 0)
     """First and last traced step."""
     seconds: dict[str, Annotated[list[Number], Field(min_length=1)]] = {}
-    """Seconds of each traced step on rank 0, keyed by line (see `runner/profiler/step_lines.py`)."""
+    """Seconds in each traced step on rank 0, keyed by kind of work, such as `forward matmul` (see `profiler/step_lines.py`)."""
     modules: dict[str, Number] = {}
     """Mean seconds of compute per traced step on rank 0, keyed by module; empty for compiled models."""

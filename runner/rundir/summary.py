@@ -28,7 +28,7 @@ UPPER_QUARTILE = 0.6745
 VERDICT = "plan/verdict"
 """Key in summary.json for the predicted verdict: whether the run fits in memory."""
 FITTING = ("fits", "borderline")
-"""Predicted verdicts that allow a run to be executed, best first. The verdict is also the state of a planned run."""
+"""Predicted verdicts that allow a run to be executed, best first. `meshrunner plan` shows the verdict as the run's state."""
 OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "median": median,
     "p10": lambda values: _deciles(values)[0],
@@ -151,8 +151,8 @@ def relative_error(values: Sequence[float]) -> float | None:
     """Return the relative standard error of the median of successive values; None for fewer than 2 values or a value <= 0.
 
     Split the values into PARTS parts. The differences between the medians of successive parts show the noise (von Neumann 1941).
-    A trend adds little: a trend of 10% over the run counts as an error of 0.5%. For a normal distribution, the median absolute
-    difference gives the standard deviation of the differences. Outliers have no effect if a part has several values.
+    A trend adds little: a trend of 10% over the run counts as an error of 0.5%. If differences are normally distributed, their
+    standard deviation is the median absolute difference / UPPER_QUARTILE. Outliers have no effect if a part has several values.
     """
     parts = min(PARTS, len(values))
     if parts < 2 or min(values) <= 0:
@@ -189,7 +189,7 @@ def predicted(plan: PlanRecord) -> Summary:
 
 
 def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: Any) -> Summary:
-    """Add predictions, figures from events.jsonl and `facts` (other keys) to the workers' summary.json. Return the summary."""
+    """Add predictions, figures of events.jsonl and `facts` (more keys) to the summary that workers wrote. Return the summary."""
     rows, layouts = read_events(run_dir), Layouts.read(run_dir / LAYOUTS).layouts
     summary = Summary.read(run_dir / SUMMARY) | predicted(PlanRecord.read(run_dir / PLAN))
     summary |= summarise(rows, measure_after, status.started, status.attempt, layouts)

@@ -64,7 +64,7 @@ def sweep_damage(sweep_dir: Path) -> str:
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
     """Add runs to a sweep's sweep.json and runs.txt. `added`: (directory name, overrides) of each run, in order of execution. An
-    adaptive sweeper adds one batch at a time. Runs that are already listed, because a sweep is restarted, are skipped."""
+    adaptive sweeper adds one batch at a time. Skip runs that are already listed, as when a sweep is restarted."""
     before = PlacedSweep.read(sweep_dir / SWEEP)
     runs = [PlacedRun(name=name, overrides=overrides) for name, overrides in added]
     PlacedSweep(
@@ -133,7 +133,7 @@ def run_labels(sweep_dir: Path) -> dict[str, str]:
 
 
 def varying_overrides(sweep_dir: Path) -> dict[str, list[str]]:
-    """Return each run's overrides, minus those that all runs share, keyed by directory name; [] if its overrides are unknown."""
+    """Return each run's overrides, except those that all runs share, keyed by directory name. Unknown overrides count as []."""
     runs = PlacedSweep.read(sweep_dir / SWEEP).jobs
     overrides = {run.name: run.overrides for run in runs if run.overrides is not None}
     shared = set[str].intersection(*map(set, overrides.values())) if overrides else set[str]()

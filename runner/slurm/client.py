@@ -60,7 +60,7 @@ def job_id(run_dir: Path) -> str | None:
 
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
     """Return the jobs that SLURM knows, keyed by id: `12` is a job, `12_3` is task 3 of job array 12. The controller forgets jobs
-    minutes after their end. SLURM's accounting, if enabled, knows them. Raise ConfigError if the controller does not answer."""
+    minutes after their end. SLURM's accounting, if enabled, keeps them. Raise ConfigError if the controller does not answer."""
     unique = set(ids)
     found: dict[str, SlurmJob] = {}
     for parent in _parents(unique):

@@ -62,7 +62,7 @@ def _options(settings: Slurm, nodes: Nodes) -> list[str]:
 
 
 def _cpus_and_memory(settings: Slurm, nodes: Nodes) -> dict[str, int | None]:
-    """Return the options that request CPUs and memory. By default, SLURM may give a job one core and part of the memory."""
+    """Return the options that request CPUs and memory. Without them, SLURM may give a job one core and part of the memory."""
     if settings.cpus_per_task is not None or nodes.gpus is None:
         return {"cpus-per-task": settings.cpus_per_task}
     if CPUS_AND_MEMORY & _names(settings.extra):

@@ -87,7 +87,7 @@ class Slurm(Section):
     command: str | None
     """Command that starts meshrunner on a node: 'apptainer exec --nv image.sif meshrunner'; null: use this installation."""
     wait: bool
-    """Whether the command waits until all jobs have ended, and then prints the table of results."""
+    """Whether meshrunner waits until all jobs have ended, and then prints the table of results."""
     dry_run: bool
     """Whether to only print the sbatch script, as --dry-run does."""
 
@@ -119,7 +119,7 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Return a run's workers per node. `auto`: one per requested GPU or, on CPUs, the number for this machine."""
+        """Return a run's workers per node. `auto` means one per requested GPU or, on CPUs, the number that suits this machine."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers

@@ -23,7 +23,7 @@ def step(run_dir: Path, nodes: int) -> tuple[list[str], dict[str, str]]:
     hosts = slurm("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
     variables = {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(10000 + int(os.environ["SLURM_JOB_ID"]) % 20000)}
     if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):
-        variables["SRUN_CPUS_PER_TASK"] = cpus  # srun does not inherit it
+        variables["SRUN_CPUS_PER_TASK"] = cpus  # srun does not inherit sbatch's --cpus-per-task
     given = JsonFile.peek(run_dir.parent / SLURM_SETTINGS).as_json()
     settings = Slurm.read(shipped.values(shipped.LAUNCHER, "slurm") | given)
     where = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--nodelist={','.join(hosts[:nodes])}"]

@@ -76,7 +76,7 @@ def submit_runs(
 
 
 def submit_search(folder: Path, experiment: Experiment, settings: Slurm) -> None:
-    """Submit the search of a sweep directory as one job, or only print its script, as `submit_runs` does."""
+    """Submit a `meshrunner tune` search as one job. If `settings.dry_run` is set, only print the job's script."""
     script = sbatch_script(folder, settings, settings.request(experiment))
     if settings.dry_run:
         say(script, end="")

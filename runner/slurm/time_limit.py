@@ -27,7 +27,7 @@ def predicted_limit(runs: Iterable[tuple[Experiment, Mapping[str, Any]]], partit
 
 
 def _longest(partition: str | None) -> float:
-    """Return the longest time in minutes that a partition allows. Without SLURM on this machine, return infinity."""
+    """Return the longest time, in minutes, that a partition (None: the default one) allows, or infinity if SLURM fails."""
     try:
         text = slurm("sinfo", "--noheader", "--format=%P %l", *([f"--partition={partition}"] if partition else []))
     except ConfigError:

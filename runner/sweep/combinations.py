@@ -38,7 +38,7 @@ from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 
 NAME_LENGTH = 100
 MAX_LISTED = 5
-"""Maximum number of problems that an error message lists, and maximum number of jobs that it names per problem."""
+"""Maximum number of problems that an error message lists, and maximum number of jobs that the message names per problem."""
 Jobs = Sequence[Sequence[str]]
 """The overrides of each job of a batch."""
 
@@ -87,7 +87,7 @@ class SweepBatch:
 
     @property
     def ordered(self) -> list[tuple[Combination, Composed]]:
-        """Runs in execution order. A round runs each combination once, so drift in speed affects all combinations equally."""
+        """Runs in execution order. Each round has one run of every combination, so drift in speed affects all of them equally."""
         rounds = [*map(list, zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True))]
         first = self.combinations[0].experiment
         if len(rounds) > 1 and first.sweep.order == "shuffled":
@@ -193,7 +193,7 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Jobs) -> set[str]:
-    """Return the overrides that only some jobs have. Return all overrides of a single job: some sweepers pass jobs one by one."""
+    """Return the overrides that only some jobs have, or all if there is one job: some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared

@@ -78,10 +78,10 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 
 
 def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
-    """Return the names of the devices that parallel runs share, and the number and type of devices that each run needs. The
-    name of a GPU is its entry in CUDA_VISIBLE_DEVICES. On CPUs, a device is an equal share of the cores, and its name is a
-    number. Multi-node runs have one device: all nodes of the SLURM job. Runs with another interpreter that do not share the
-    machine also have one device. Return ([], {}) if runs must be executed one by one."""
+    """Return the names of the devices that parallel runs share, and the number and type of devices that each run needs. A
+    GPU's name is its index or UUID. On CPUs, a device is an equal share of the cores, and its name is a number. If any run needs
+    several nodes, all nodes of the SLURM job count as one device. If runs cannot be parallel but one needs another interpreter,
+    this machine counts as one device. Return ([], {}) if this process must execute the runs itself, one by one."""
     if allocated_nodes() > 1 and any(check(read_config(run_dir)).launch.nodes_used > 1 for run_dir in run_dirs):
         return ["all nodes of the job"], dict.fromkeys(run_dirs, NodeDevices(NODES, 1, 1))
     gpus = visible_gpus()
@@ -145,7 +145,7 @@ def _sequential(
             if read_state(run_dir) not in CRASHED:
                 break
         page.run_ended()
-        preempted = read_state(run_dir) == "preempted"  # the job that executes the sweep is preempted too
+        preempted = read_state(run_dir) == "preempted"  # the stop request applies to the whole sweep
         if preempted or _fails_fast(run_dir, settings):
             why = "a stop was requested" if preempted else "sweep.fail_fast is set and an earlier run failed"
             for rest in todo[number + 1 :]:
@@ -227,7 +227,8 @@ class _Parallel:
                 stdout=log,
                 stderr=log,
                 process_group=0,  # Ctrl-C reaches a run only through this process
-                preexec_fn=partial(die_with_parent, signal.SIGTERM),  # the child records the interrupt and exits
+                # If this process dies, the run receives SIGTERM, records the interrupt and exits.
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
         self.running[run_dir] = process, own
         say(f"{run_dir.name}: started on {', '.join(own)}")

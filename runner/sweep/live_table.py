@@ -41,7 +41,7 @@ class _Running:
 class LiveTable(Tally):
     """Context manager that shows the live table. A redraw reads only executing runs, because a sweep may have many other runs."""
 
-    # A single thread draws the table, forks processes and handles signals.
+    # No refresh thread: one thread draws the table, forks processes and handles signals.
 
     steps = False
     """Whether each run prints its steps."""
@@ -55,7 +55,7 @@ class LiveTable(Tally):
             auto_refresh=False,
             transient=True,  # the comparison at the end replaces the live table
             vertical_overflow="crop",
-            redirect_stderr=sys.stderr.isatty(),  # do not redirect a file
+            redirect_stderr=sys.stderr.isatty(),  # if stderr is a file, leave it alone
         )
         self._phase = ""
         due = set(todo)

@@ -53,7 +53,7 @@ def save_prediction(run_dir: Path, config: dict[str, Any], experiment: Experimen
 
 
 def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
-    """Return the batch with predictions. Warn of combinations that do not fit in memory; preflight=skip also skips them."""
+    """Return the batch with predictions. Warn of combinations that do not fit in memory. If sweep.preflight=skip, skip them."""
     jobs = [
         job
         for job in batch.combinations
@@ -76,7 +76,7 @@ def predicted_plans(
     configs: Sequence[dict[str, Any]], workers: Sequence[int], progress: Progress = lambda done, total: None
 ) -> list[dict[str, Any]]:
     """Return the content of plan.json for each run, or {} for runs without a prediction after BUDGET_S seconds. Warn of failures.
-    `workers`: workers per node of each run."""
+    `workers`: number of workers per node, for each run."""
     if not configs:
         return []
     resolved = [with_value(config, "launch.workers", count) for config, count in zip(configs, workers, strict=True)]

@@ -125,7 +125,7 @@ def _with_largest(
 
 def _run(job: Combination, forecast: Forecast) -> Run:
     run, experiment = pending(job.runs[0]), job.experiment
-    if job.reason:  # the degrees of parallelism may be impossible
+    if job.reason:  # the batch is undefined if the degrees of parallelism are impossible
         return replace(run, state=SKIPPED, reason=job.reason)
     workers = expected_devices(experiment).workers
     batch = experiment.sequences_per_step(workers)

@@ -91,7 +91,7 @@ def speed_of(run: Run) -> float | None:
 
 
 class RunLines(Tally):
-    """Prints a line for each run that has ended. The class replaces LiveTable and has the same methods. Example of a line:
+    """Prints a line for each run that has ended, if there is no LiveTable. Both classes have the same methods. Example of a line:
     `#3 fsdp2 full: completed, 1,086 WPS per device, 0.60 GiB host, loss 5.0710 (4 of 12, about 2m10s left)`"""
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path], *, steps: bool) -> None:

@@ -69,7 +69,7 @@ class SweepRecord:
 
     sweep_dir: Path
     group: str
-    """Title of the sweep, under which a tracker groups its runs."""
+    """Title of the sweep, under which a tracker groups the sweep's runs."""
     config: dict[str, Any]
     """The resolved configuration of the first run."""
     shared: dict[str, Any]

@@ -52,9 +52,9 @@ def run_in_background(folder: Path, ended: Connection, member: str) -> int:
 
 
 def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:
-    """Track a run until it has ended, or record the table of an ended sweep. Print an exception in the tracker to stderr, record
-    it in tracker.json, and return the exit code. `ended` is a pipe that the launcher closes when the run has ended. Without a
-    pipe, watch the state in status.json."""
+    """Track a run until it has ended, or record the table of an ended sweep. If the tracker raises an exception,
+    print it to stderr and record it in tracker.json. Return the exit code. `ended` is a pipe that the launcher closes when the
+    run has ended. Without a pipe, watch the state in status.json."""
     try:
         update_tracking(folder, member, phase="opening", warning=None)
         record = SweepRecord.load(folder) if is_sweep(folder) else RunRecord.load(folder)

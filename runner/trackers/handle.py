@@ -25,7 +25,8 @@ class TrackerHandle:
     """A tracker's process, for a run or ended sweep. The process ends when the launcher ends, but cannot crash the launcher."""
 
     def __init__(self, folder: Path, tracker: Tracker, member: str = "", limit_s: float = math.inf) -> None:
-        """Start the process, unless the tracker is inactive or does not record sweeps. `finish` reports a failed start."""
+        """Start the process, unless the tracker is inactive, or `folder` is a sweep and the tracker does not record sweeps.
+        `finish` reports a failed start."""
         self._folder, self._tracker, self._member = folder, tracker, member
         self._subject = "sweep" if is_sweep(folder) else "run"
         self._timeout_s = min(tracker.finish_timeout_s, limit_s)
@@ -43,7 +44,7 @@ class TrackerHandle:
     def _start(self) -> None:
         (self._folder / LOGS).mkdir(exist_ok=True)
         update_tracking(self._folder, self._member, phase="starting", warning=None)
-        ensure_run_id(self._folder)  # before several trackers could each write an id
+        ensure_run_id(self._folder)  # do this here, because several trackers would each write an id
         ended, self._end_of_run = context.Pipe(duplex=False)
         environment = os.environ | {"TMPDIR": temporary_folder()}  # a killed W&B leaves files there
         log, arguments = tracker_log(self._folder, self._member), (self._folder, ended, self._member)
@@ -72,7 +73,7 @@ class TrackerHandle:
         again = " ".join([f"python -m {follow.__name__}", str(self._folder), self._member]).rstrip()
         return (
             f"tracker {self._tracker.kind} {self._problem}; the {self._subject} is not affected "
-            f"(log: {tracker_log(self._folder, self._member)}; to repeat: {again})"
+            f"(log: {tracker_log(self._folder, self._member)}; to track the {self._subject} again: {again})"
         )
 
     def _find_problem(self, code: int | None) -> str | None:
@@ -118,7 +119,7 @@ class Trackers:
                 handle.end()
             warnings = [warning for handle in self.handles if (warning := handle.finish())]
         except Interrupted:
-            warnings = [f"{ended}; stopped waiting for its tracker"]
+            warnings = [f"{ended}; no longer waiting for its tracker"]
         finally:  # even after Ctrl-C
             for handle in self.handles:
                 handle.stop()

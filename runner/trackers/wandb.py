@@ -49,7 +49,8 @@ class Wandb(Tracker):
         if self.mode != "online" or logged_in():
             return []
         return [
-            "tracker.mode=online: not logged in to W&B, so nothing will be tracked; run `wandb login`, or use mode=offline"
+            "tracker.mode=online: not logged in to W&B, so nothing will be tracked; run `wandb login`, or use "
+            "tracker.mode=offline"
         ]
 
     def open(self, run: RunRecord) -> Sink:
@@ -64,7 +65,7 @@ class Wandb(Tracker):
         """Log the comparison table of a sweep to a separate W&B run. Raise the same errors as `open`."""
         name, notes = f"{COMPARISON} {self.group or sweep.group}", "\n".join(sweep.findings) or None
         started = self._start(sweep, sweep.sweep_dir, job_type=COMPARISON, name=name, notes=notes, config=sweep.shared)
-        import wandb  # after `_start` has set its environment
+        import wandb  # after `_start` has set wandb's environment variables
 
         cells = [row | {"runs": ", ".join(Path(run["directory"]).name for run in row["runs"])} for row in sweep.rows]
         data = [list(row.values()) for row in cells]
@@ -74,7 +75,7 @@ class Wandb(Tracker):
     def _start(self, record: RunRecord | SweepRecord, folder: Path, **settings: Any) -> Any:
         """Start or resume the W&B run of a run or sweep, with its files in `folder`. Return the result of `wandb.init`."""
         if self.mode == "offline":
-            os.environ["WANDB_ERROR_REPORTING"] = "false"  # wandb-core would report its own crashes
+            os.environ["WANDB_ERROR_REPORTING"] = "false"  # else, wandb-core sends reports of its crashes
         for name in [name for name in os.environ if name.startswith("SLURM_") and is_secret(name)]:
             del os.environ[name]  # W&B records all SLURM variables
         import wandb

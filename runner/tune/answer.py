@@ -48,7 +48,8 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
 
 
 def _answer(config: DictConfig, search: Search, comparison: Comparison, found: Found, size: int, space: str) -> None:
-    """Print the best of a cell's `size` combinations (see `Search.cells`), and how much faster another of them may be."""
+    """Print the best combination of a cell (see `Search.cells`), and how much faster its other combinations may be. `size`:
+    number of combinations in the cell."""
     best, chance, bound = found.outlook
     rows = {search.number_of(row): row for row in comparison.rows}
     summaries = rows[best].summaries
@@ -81,7 +82,7 @@ def _table(search: Search, found: Found) -> None:
 
 
 def _write_hardware(sweep_dir: Path) -> None:
-    """Fit the constants of the device to the runs. Warn if the runs are not sufficient."""
+    """Fit the constants of the device to the runs, and write them to the file TUNED. Warn if the runs are not sufficient."""
     try:
         with naming("fitting the constants of the device"):
             calibration = calibrate_device([sweep_dir])

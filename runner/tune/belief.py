@@ -91,7 +91,8 @@ class Prior:
     """Prior distribution of the speeds, before the first run."""
 
     def __init__(self, response: Response, constants: Array, combinations: Sequence[Mapping[str, str]]) -> None:
-        """Compute the error covariance. `constants`: standard deviations of log constants. `combinations`: options by key."""
+        """Compute the covariance of the errors. `constants`: standard deviations of the logarithms of the constants.
+        `combinations`: the options of each combination, such as {"compile": "per_block"}."""
         self._response, self._constants = response, constants
         errors = np.full((len(combinations), len(combinations)), COMMON**2)
         for key in sorted(set().union(*combinations)):

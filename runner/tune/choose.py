@@ -28,7 +28,8 @@ class Outlook(NamedTuple):
 
 
 def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int) -> Outlook:
-    """Return the outlook. `tried` holds the combinations that were run and is not empty. `tolerance` is tune.tolerance."""
+    """Find the best combination in `tried`, and estimate from random samples how much faster another combination may be.
+    `tried` holds the combinations that were run and is not empty. `tolerance` is tune.tolerance."""
     own = np.array(sorted(tried))
     best = int(own[belief.mean[own].argmax()])
     normal = np.random.default_rng(seed).standard_normal((len(belief.mean), SAMPLES))
@@ -61,7 +62,7 @@ def next_wave(belief: Belief, tried: Collection[int], size: int, noise: float) -
     mean, covariance, known = belief.mean, belief.covariance, set(tried)
     chosen: list[int] = []
     for _ in range(min(size, len(mean))):
-        # shift[i, j]: standard deviation of the change of combination i's expected speed by a run of combination j
+        # shift[i, j]: standard deviation of the change in combination i's expected speed that a run of combination j causes
         shift = covariance / np.sqrt(covariance.diagonal() + noise**2)
         highest = mean[:, None] + shift.diagonal()[:, None] * NODES
         for other in known:

@@ -29,10 +29,10 @@ WAVE = 4
 NOISE = {"cuda": 0.03, "cpu": 0.06}
 """Assumed standard deviation of the logarithm of a measured speed within a wave, by type of device."""
 STEP = {"cuda": 0.08, "cpu": 0.02}
-"""A combination that is predicted not to fit may be tried if its predicted memory exceeds that of a completed run by at most this
-fraction, by type of device. Predictions of memory have errors of up to this fraction."""
+"""Largest error of memory predictions, as a fraction, for each type of device. A combination that is predicted not to fit may be
+tried if its predicted memory exceeds that of a completed run by at most this fraction."""
 UNLIKELY = 0.05
-"""The search ends when a combination that is faster by more than tune.tolerance is less probable than this value."""
+"""The search ends when the probability that another combination is more than tune.tolerance faster falls below this value."""
 
 
 class Found(NamedTuple):
@@ -74,15 +74,15 @@ class Search:
         return {number: run for number, _, run in runs if number not in completed}
 
     def cells(self, runs: list[tuple[int, int, Run]]) -> list[list[int]]:
-        """Return the cells of the survey without combinations that are predicted not to fit. If a run completes, combinations
-        that need little more memory may fit, too, contrary to their prediction, so they stay. `runs`: result of `runs()`."""
+        """Return the survey's cells, but leave out combinations that are predicted not to fit. Keep a combination that needs
+        little more memory than a completed run: it may fit, despite its prediction. `runs`: result of `runs()`."""
         completed = max((self.peaks[run.combination] for run in _measured(runs)), default=0.0)
         fits = np.array([job.plan["verdict"] != DOES_NOT_FIT for job in self.jobs])
         fits |= self.peaks <= (1 + self.step) * completed
         return [[number for number in cell if fits[number]] for cell in self.survey.cells]
 
     def found(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Found | None:
-        """Return a cell's measured runs and the posterior, or None if no run is measured. `runs`: result of `runs()`."""
+        """Return a cell's measured runs and the posterior, or None if the cell has no such run. `runs`: result of `runs()`."""
         belief = self._belief(runs, cell)
         own = [run for run in _measured(runs) if run.combination in cell]
         tried = Counter(run.combination for run in own)
@@ -161,7 +161,8 @@ class Search:
 
 
 def needed_gib(plan: dict[str, Any]) -> float:
-    """Return the predicted memory in a plan.json, by which the run is judged; 0 if unknown. See `predict._need`."""
+    """Return the predicted memory that decides whether a run fits, or 0 if unknown. `plan`: content of plan.json. See
+    `predict._need`."""
     keys = ("peak_reserved", "peak_active", "startup")
     reserved, active, startup = (plan.get(f"memory/{key}_gib") or 0.0 for key in keys)
     return float(reserved or max(active, startup))

@@ -27,7 +27,7 @@ from meshrunner.runner.sweep.combinations import Combination, Target, check_batc
 from meshrunner.runner.tune.belief import Prior, Response, points_for
 
 SET_BY_TUNE = ("steps", "sweep.repeat")
-"""Keys that `meshrunner tune` sets for its runs, even if the user sets other values."""
+"""Keys that `meshrunner tune` sets for its runs. The values that the user gives for these keys do not affect the search."""
 CALIBRATED = 0.3
 """Factor that reduces the uncertainty of constants that were fitted to measured runs."""
 TFLOPS_OF_CPU = 0.05
@@ -49,7 +49,7 @@ class Survey(NamedTuple):
     """Short name of each combination, such as `fsdp2 full micro_batch=2`."""
     prior: Prior
     cells: list[list[int]]
-    """Numbers of the combinations in each cell. A cell has one value of each `sweep.best_by` key, and its own search."""
+    """Numbers of each cell's combinations, whose values of all `sweep.best_by` keys are equal. Each cell has its own search."""
     lines: list[str]
     """Lines to print: how many combinations are impossible, do not fit or are left, and the most frequent reasons."""
 
@@ -111,8 +111,9 @@ def _with_same_batch(loader: Any, config: DictConfig, target: Target) -> list[Co
         if common > LARGEST_BATCH * largest:
             listed = ", ".join(map(str, sorted(batches)))
             raise ConfigError(
-                f"global_batch: a comparison needs one global batch. The combinations have {listed} sequences per step, and "
-                f"their smallest common multiple, {common}, is too large. Set global_batch, or vary fewer values"
+                f"global_batch: tune compares only combinations with the same global batch. The combinations have "
+                f"{listed} sequences per step, and the least common multiple of these numbers, {common}, is too large. "
+                "Set global_batch, or vary fewer values"
             )
         for i in cell if len(batches) > 1 else ():
             given[i] = [*given[i], f"global_batch={common}"]

@@ -1,7 +1,7 @@
 """`hydra/sweeper=tune`: finds the fastest combination that fits. It predicts all combinations and runs a few of them in waves.
 
 The runs of a wave follow each other closely, and each wave repeats the best combination so far. Changes of the machine's speed
-between waves thus cancel out. A run's name gives the number of its wave as the repeat number, so `compare` treats waves as
+between waves thus cancel out. The repeat number in a run's name is the number of its wave, so `compare` treats waves as
 rounds. All decisions depend only on the runs on disk, so the same command continues an interrupted search.
 """
 
@@ -35,7 +35,9 @@ def tune(loader: Any, config: DictConfig, ended: Callable[[int], object]) -> Non
     if launcher.endswith(".SlurmLauncher"):
         return _submit(loader, config, sweep_dir)
     if not launcher.endswith(".LocalLauncher"):
-        raise ConfigError("hydra/launcher: tune executes runs; use hydra/launcher=local or hydra/launcher=slurm")
+        raise ConfigError(
+            "hydra/launcher: tune must execute its runs; use hydra/launcher=local or hydra/launcher=slurm"
+        )
     search = Search(sweep_dir, survey(loader, config, Target(workers_of_sweep)))
     say(f"sweep directory: {shown(search.sweep_dir)}")
     say("\n".join(search.survey.lines))
@@ -53,7 +55,7 @@ def _submit(loader: Any, config: DictConfig, sweep_dir: Path) -> None:
     """Submit the search as one job. The job carries out the search in the sweep directory and executes the runs on its nodes."""
     settings = Slurm.read(plain(config.hydra.launcher))
     if settings.nodes is not None:
-        raise ConfigError("hydra.launcher.nodes: a search has no such setting; set launch.nodes")
+        raise ConfigError("hydra.launcher.nodes: not supported by tune; use launch.nodes")
     first = resolve_config(loader.load_sweep_config(config, grid(loader, config)[0]), None)
     if not settings.dry_run:
         sweep_dir.mkdir(parents=True, exist_ok=True)

@@ -587,9 +587,10 @@ def document() -> None:
     print(
         "Initial weights are bit-equal to those of a run in one process. `python -m tests.dist.test_layouts` prints this table.\n"
     )
-    print("Each column shows the largest relative difference from a run in one process. The column `gradient` shows")
-    print("the largest ||difference|| / ||gradient|| of any parameter's gradient before the first update. The columns")
-    print("`norm` and `loss` compare the global gradient norm and the loss in five steps of AdamW.\n")
+    print("The last three columns show the largest relative difference from a run in one process. The column")
+    print("`gradient` shows the largest ||difference|| / ||gradient|| of any parameter's gradient before the first")
+    print("update. The columns `norm` and `loss` compare the global gradient norm and the loss in five steps of")
+    print("AdamW.\n")
     rows(LAYOUTS)
     print("\nThe second table compares layouts in bf16 with `parallelism=single precision=bf16`:\n")
     rows(BF16)

@@ -37,7 +37,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_an_interpreter_that_cannot_execute_runs_is_refused(bare: str, other: str) -> None:
     assert "has no datasets, no hydra-core, " in unsuitable(bare) and unsuitable(bare).endswith(
-        "install them in its environment"
+        "install the required packages for this interpreter"
     )
     assert unsuitable("/nonexistent/python").startswith("launch.python: cannot execute /nonexistent/python: ")
     assert unsuitable(sys.executable) == unsuitable(other) == ""
@@ -63,6 +63,6 @@ def test_versions_are_an_axis_of_a_sweep(tmp_path: Path, other: str, bare: str) 
     alone = run(f"launch.python={other}", "hydra.run.dir=alone", cwd=tmp_path)
     assert alone.code == 0 and read(tmp_path / "alone" / "environment.json")["packages"]["torch"] == "2.12.0"
     planned = meshrunner("plan", "-m", *TINY, pythons, cwd=tmp_path)
-    assert planned.code == 2 and "cannot be predicted together with others" in planned.err, planned
+    assert planned.code == 2 and "cannot be predicted together with other runs" in planned.err, planned
     assert meshrunner("lock", *TINY, f"launch.python={other}", cwd=tmp_path).code == 0
     assert read(tmp_path / "meshrunner.lock.json")["torch"] == "2.12.0"

@@ -72,7 +72,7 @@ def test_the_demo_compares_four_combinations_and_names_their_page(further: list[
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) < 60
-    assert ("Fastest so far, one run each: " in done.stdout) == bool(further)
+    assert ("Fastest so far (one run per row): " in done.stdout) == bool(further)
     title, _, *rows = [line.split("|")[1:-1] for line in lines if line.startswith("|")]
     assert [[cell.strip() for cell in row[:2]] for row in rows] == [
         [recompute, layout] for recompute in ("none", "full") for layout in ("fsdp1", "fsdp2")

@@ -130,7 +130,7 @@ def test_a_server_that_does_not_answer_costs_a_warning_at_the_end(folder: Path) 
     assert (
         len(warnings) == 1
         and "tracker wandb did not" in warnings[0]
-        and "to repeat: python -m meshrunner.runner" in warnings[0]
+        and "to track the sweep again: python -m meshrunner.runner" in warnings[0]
     )
 
 

@@ -95,7 +95,7 @@ class SharedExpert(FeedForward):
     """The expert that every token passes through."""
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Return styles that split the hidden width. The output stays a partial sum, so that one reduction covers all experts."""
+        """Return styles that split the hidden width. The output stays partial, so that one sum over ranks covers all experts."""
         split = matmul_styles(("w1", "w3"), "w2", sequence_parallel=False)
         return {**split, "w2": RowwiseParallel(output_layouts=Partial())}
 
@@ -123,7 +123,7 @@ class ExpertFeedForward(nn.Module):
             return self._route(x, bias)
         y, load, balance = self._route(on_all_ranks(x, mesh, self.stream), bias)
         y = DTensor.from_local(y, mesh, [Partial()]).redistribute(placements=[self.stream]).to_local()
-        # Every rank computes the whole balance loss. The ranks' gradients are summed, so each is divided by their number.
+        # Every rank computes the whole balance loss. Gradients are summed over ranks, so each is divided by the number of ranks.
         whole = balance.detach()
         return y, load, whole + (balance - whole) / mesh.size()
 

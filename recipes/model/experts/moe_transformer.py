@@ -91,7 +91,7 @@ class MoETransformer(Transformer):
         return name.endswith(".router.weight")
 
     def initial(self, name: str) -> Initial:
-        """Return the distribution. Experts start like a dense feed-forward network. Router logits start with variance 1."""
+        """Return a parameter's distribution. Experts start like a dense feed-forward network, router logits with variance 1."""
         if name.endswith((".experts.w2", ".shared.w2.weight")):
             return self.initial_into_stream()
         if name.endswith(".router.weight"):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
 
 LETTERS = {"M": "Mamba-2", "*": "attention", "-": "feed-forward", "E": "experts"}
-SECTIONS = {"M": "mamba", "E": "experts"}  # keys of the sections that configure the blocks of these letters
+SECTIONS = {"M": "mamba", "E": "experts"}  # key of the section that configures the blocks of each letter
 
 
 class MambaConfig(Section):
@@ -79,7 +79,7 @@ class MultiToken(Section):
     depth: Annotated[int, whole(at_least=0, at_most=64)] = 0
     """Number of tokens to predict after the next token. Each predicted token has a separate module (attention, feed-forward)."""
     loss_weight: float = Field(default=0.3, gt=0)
-    """Weight of `train/mtp_loss` (mean loss of tokens after the next token) in the objective. `train/loss` excludes it."""
+    """Weight of `train/mtp_loss` (mean loss of tokens after the next token) in the objective. `train/loss` excludes this loss."""
 
 
 class Hybrid(Decoder):

@@ -98,8 +98,8 @@ class PredictionBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the new stream and its normalised copy for `output`. x: residual stream; token: embeddings of the targets of the
-        previous prediction. Shapes: [batch, seq, dim]."""
+        """Return the new stream and its normalised copy for `output`. x: residual stream; token: embeddings of the previous
+        prediction's targets. Shapes: [batch, seq, dim]."""
         x = self.join(torch.cat((self.stream_norm(x), self.token_norm(token)), -1))  # [batch, seq, 2 dim] -> [.., dim]
         x = self.block(x, rope)
         return x, self.norm(x)
@@ -123,13 +123,14 @@ class HybridTransformer(MoETransformer):
 
     def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
         """Run some blocks. Balance and multi-token losses change the gradients, but not the result. With multi-token prediction,
-        embeddings of shifted targets are appended to the residual stream: [rows x batch, seq, dim]. The first pipeline stage
-        looks them up, and the last stage uses them."""
+        embeddings of shifted targets are appended to the residual stream: [(1 + depth) x batch, seq, dim]. The first pipeline
+        stage looks up these embeddings, and the last stage uses them."""
         rope, rows = self.positions(x if targets is None else targets), [x]
         if targets is not None:
             all_targets = self.whole(targets, 1) if self.config.mtp.depth else targets
             rows += [self.own(all_targets.roll(-ahead, 1), 1) for ahead in range(self.config.mtp.depth)]
-            # Make this slice of longer sequences contiguous like the shifted targets, so that the loss is compiled only once.
+            # `targets` is a slice of longer sequences and therefore not contiguous, but the shifted targets are.
+            # If all are contiguous, the loss is compiled only once.
             targets = targets.clone(memory_format=torch.contiguous_format)
         if blocks.start == 0:  # one lookup for all rows, so that FSDP gathers the table once
             x = in_compute_dtype(self.tok_embeddings(torch.cat(rows)))
@@ -173,7 +174,7 @@ class HybridTransformer(MoETransformer):
         return name.endswith((".scan.a_log", ".scan.dt_bias", ".scan.d")) or super().stays_fp32(name)
 
     def initial(self, name: str) -> Initial:
-        """Return the distribution. Mamba-2 is as in Dao and Gu: decay rates from 1 to 16, and step sizes dt from 0.001 to 0.1."""
+        """Return the initial distribution. Mamba-2 starts as in Dao and Gu: decay rates 1 to 16, step sizes dt 0.001 to 0.1."""
         match name.rpartition(".")[2]:
             case "a_log":
                 return LogOfUniform(1, 16)

@@ -97,7 +97,8 @@ class _Convolution(torch.autograd.Function):
 
 
 def _shifted(x: Tensor, before: int, after: int) -> list[Tensor]:
-    """Return x at token t + k for each offset k from `-before` to `after`, 0 outside the sequence. x: [batch, seq, channels]."""
+    """Return one shifted copy of x for each offset k from `-before` to `after`. Token t of the copy is token t + k of x, or 0 if
+    x has no such token. x: [batch, seq, channels]."""
     padded = _at_least_fp32(F.pad(x, (0, 0, before, after)))
     return [padded[:, k : k + x.shape[1]] for k in range(before + after + 1)]
 
@@ -140,7 +141,7 @@ class Scan(nn.Module):
             with torch.autocast(x.device.type, enabled=False):
                 y = scan((x * dt.unsqueeze(-1)).to(x.dtype), dt * a, b, c, config.chunk)
                 y = y + x * d.unsqueeze(-1).to(x.dtype)
-        # A gated RMSNorm for each group separately, because tensor parallelism does not split groups.
+        # Apply a gated RMSNorm to each group separately, because tensor parallelism does not split groups.
         y, width = y.flatten(2), self.norm.shape[0] // config.groups
         groups = (y * F.silu(z)).view(*y.shape[:-1], -1, width)
         return rms_norm(groups, None, self.norm_eps).flatten(2) * _local(self.norm).to(y.dtype)

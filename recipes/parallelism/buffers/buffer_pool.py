@@ -67,7 +67,7 @@ class BufferPool:
         bucket = Bucket(str(dtype), elements * dtype.itemsize)
         if self._arena is None:
             self._wait_until_free(unit)
-            in_backward = torch._C._current_graph_task_id() != -1  # as FSDP2 detects it
+            in_backward = torch._C._current_graph_task_id() != -1  # the test that FSDP2 uses
             self._requests.append((in_backward, unit))
             self._buckets[unit] = max(self._buckets.get(unit, bucket), bucket, key=lambda each: each.nbytes)
             self._device = device
@@ -144,7 +144,7 @@ class PooledAllGather(DefaultAllGather):
 
 
 class PooledReduceScatter(DefaultReduceScatter):
-    """The reduce-scatter of one unit, with its input from the pool. torch allocates the output; `.grad` is a view of it."""
+    """The reduce-scatter of one unit, with an input buffer from the pool. torch allocates the output; `.grad` is a view of it."""
 
     def __init__(self, unit: str, pool: BufferPool) -> None:
         self.unit, self.pool = unit, pool

@@ -36,7 +36,7 @@ class Schedule(NamedTuple):
     units: Mapping[str, Bucket]
     """The buffer of each unit, keyed by unit name, in the order of first requests."""
     alive: Collection[frozenset[str]]
-    """Sets of units whose buffers are in use at the same time, such as {layers.0, layers.1}. Every unit is in some set."""
+    """Sets of units whose buffers are in use at the same time, such as {layers.0, layers.1}. Each unit is in at least one set."""
 
 
 BufferSchedules = tuple[Schedule, Schedule]
@@ -56,7 +56,7 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return the sets of units with buffers in use together: after each request in `order`, the last `most` requested units."""
+    """Return one set for each request in `order`: the units of the last `most` requests, whose buffers are then in use."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
@@ -136,7 +136,7 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
 
 
 def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
-    """Return a plan in which units with equal keys share a slot of the largest unit's size. units: (key, bytes) of each."""
+    """Return a plan in which units with equal keys share a slot as large as the largest of them. units: (key, bytes) of each."""
     slot: dict[Hashable, int] = {}
     for key, nbytes in units.values():
         slot[key] = max(slot.get(key, 0), nbytes)
@@ -145,7 +145,7 @@ def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
 
 
 class InFlight(NamedTuple):
-    """Maximum number of buffers in use together. At the maximum, the oldest buffer is released before the next request."""
+    """Maximum number of buffers in use at the same time. If it is reached, the next request first releases the oldest buffer."""
 
     in_forward: int
     in_backward: int

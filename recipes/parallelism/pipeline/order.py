@@ -21,7 +21,7 @@ class Pass(NamedTuple):
     """A pass of a micro batch through a stage."""
 
     name: str
-    """forward, backward, or weights: the part of backward that computes gradients of weights, if the schedule splits backward."""
+    """forward, backward or weights. If the schedule splits backward, weights is the part that computes the weight gradients."""
     stage: int
     micro_batch: int
     cost: float
@@ -65,7 +65,7 @@ def _one_stage(stage: int, ahead: int, micro_batches: int) -> list[Pass]:
 
 
 def _recorded_order(schedule: Schedule, ranks: int, per_rank: int, micro_batches: int) -> list[list[Pass]]:
-    """Return the passes of each rank, in torch's order."""
+    """Return the passes of each rank, in the order that torch's schedule class records."""
     number = ranks * per_rank
     common = {"num_stages": number, "group_size": ranks, "group_rank": 0, "submod": None, "has_backward": True}
     stages = [
@@ -89,7 +89,7 @@ def _passes(actions: list[_Action | None]) -> list[Pass]:
 
 def ends(order: list[list[Pass]], stages: int, cost: Callable[[Pass], float], transfer: float = 0.0) -> list[float]:
     """Return the time at which each rank has finished its passes, if each pass starts as early as its inputs allow. cost:
-    duration of a pass. transfer: duration of sending a result to another rank, during which the sender goes on."""
+    duration of a pass. transfer: duration of sending a result to another rank, while the sender starts its next pass."""
     done: dict[tuple[str, int, int], tuple[int, float]] = {}
     clocks, todo = [0.0] * len(order), [list(reversed(passes)) for passes in order]
     while any(todo):

@@ -22,7 +22,7 @@ class Part(nn.Module):
         self._forward, self._computing = partial(network.forward_part, blocks), computing
         names = part_names(network, blocks)
         self.network, self.parts = [network], [self]
-        """The network, and all of its parts on this rank. Lists keep torch from registering them as submodules."""
+        """The network, and all of its parts on this rank. Both are lists, in which torch does not register submodules."""
         inside = tuple(f"{name}." for name in names)
         self.blocks = {i: block for i, block in enumerate(network.block_names()) if f"{block}.".startswith(inside)}
         """Names of the blocks in this part, keyed by their number in the network."""
@@ -36,7 +36,7 @@ class Part(nn.Module):
             module.add_module(own, network.get_submodule(name))
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Return `Network.forward_part` as a plain tensor that requires a gradient, as a pipeline schedule expects."""
+        """Return the result of `Network.forward_part` as a plain tensor that requires a gradient, which a schedule expects."""
         with self._computing():
             result = self._forward(x, targets)
         if isinstance(result, DTensor):  # the loss of logits that are split over the vocabulary
@@ -47,7 +47,8 @@ class Part(nn.Module):
 
 
 def part_names(network: Network, blocks: range) -> list[str]:
-    """Return the names of the modules of a part: blocks, and the network's other children before or after all blocks."""
+    """Return the names of a part's modules. The part with the first block also has the modules before all blocks, and the part
+    with the last block has the modules after all blocks."""
     names, children = network.block_names(), [name for name, _ in network.named_children()]
     stack = names[0].partition(".")[0]
     before, after = children[: children.index(stack)], children[children.index(stack) + 1 :]
@@ -60,7 +61,7 @@ def part_names(network: Network, blocks: range) -> list[str]:
 
 
 def cut(network: Network, parts: Iterable[Part]) -> None:
-    """Remove the modules that belong to none of the parts, in place."""
+    """Remove from a network, in place, the modules that belong to none of the parts."""
     kept = {module for part in parts for module in part.modules()}
     for name, module in list(network.named_children()):
         if isinstance(module, nn.ModuleDict):

@@ -30,7 +30,7 @@ class Pipeline:
         shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> None:
-        """stages: this rank's stages, keyed by their place among all `number` stages. shape, dtype: those of the residual stream
+        """stages: this rank's stages, keyed by their index among all `number` stages. shape, dtype: those of the residual stream
         that stages exchange for a micro batch."""
         self.stages, self.number, self.group, self._shape, self._dtype = stages, number, group, shape, dtype
         self._class = get_schedule_class(schedule.torch_name)
@@ -44,13 +44,13 @@ class Pipeline:
         return math.prod(self._shape) * self._dtype.itemsize
 
     def backward(self, batches: Batches) -> Tensor:
-        """Accumulate the gradient of the mean loss over all micro batches. Return the loss, or 0 without the last stage."""
+        """Accumulate the gradient of the mean loss over all micro batches. Return this loss, or 0 without the last stage."""
         tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         if self._schedule is None:
             self._schedule = self._build(batches)
         losses: list[Tensor] = []
         arguments = (tokens,) if 0 in self.stages else ()
-        # Every stage gets the targets, so the last stage returns the loss. The second `target` is only for `loss_fn`.
+        # Every stage gets `targets`, with which the last stage computes the loss. torch gives `target` only to `loss_fn`.
         hidden: BaseException | None = None
         try:
             self._schedule.step(*arguments, targets=targets, target=targets, losses=losses, return_outputs=False)

@@ -13,7 +13,7 @@ class Schedule(NamedTuple):
     stages: int
     """Default number of stages per rank."""
     any_stages: bool = False
-    """Whether a rank can have another number of stages."""
+    """Whether a rank can have a number of stages other than the default."""
     is_v: bool = False
     """Whether a rank holds one stage of the first half and the mirrored stage of the second half. Otherwise a rank holds every
     `pipeline`-th stage."""
@@ -42,8 +42,9 @@ SCHEDULES = {
     "zbv": Schedule("ZBVZeroBubble", stages=2, is_v=True, splits_backward=True),
     "dualpipe_v": Schedule("DualPipeV", stages=2, is_v=True, splits_backward=True, fills=True),
 }
-"""gpipe: Huang et al. 2019. 1f1b, interleaved_1f1b: Narayanan et al. 2021. looped_bfs: Lamy-Poirier 2023. Zero bubble and zbv:
-Qi et al. 2024. dualpipe_v: DualPipe (DeepSeek-AI 2024, V3) cut in half."""
+"""Schedules, keyed by the value of `pipeline_schedule`. Their sources are: gpipe: Huang et al. 2019. 1f1b, interleaved_1f1b:
+Narayanan et al. 2021. looped_bfs: Lamy-Poirier 2023. interleaved_zero_bubble, zbv: Qi et al. 2024. dualpipe_v: DualPipe
+(DeepSeek-AI 2024, V3) cut in half."""
 
 
 def ranges(counts: Sequence[int]) -> list[range]:
@@ -52,14 +53,14 @@ def ranges(counts: Sequence[int]) -> list[range]:
 
 
 def balanced(costs: Sequence[float], last: float, stages: int) -> list[int]:
-    """Return the blocks per stage, at least 1 each, that make the most expensive stage as cheap as possible. Of equally good
-    splits, choose the most even one. costs: cost of each block; last: cost of the modules after the last block."""
+    """Return the number of blocks per stage, at least 1 each, so that the most expensive stage is as cheap as possible. Among
+    equally good splits, choose the most even one. costs: cost of each block; last: cost of the modules after the last block."""
     before = [0.0, *accumulate(costs)]
     blocks = len(costs)
 
     @cache
     def best(start: int, left: int) -> tuple[float, float, tuple[int, ...]]:
-        """Return the largest cost, the sum of squared costs, and the counts of `left` stages from block `start` on."""
+        """Split the blocks from `start` on into `left` stages. Return the largest cost, the sum of squares, and the counts."""
         if left == 1:
             cost = before[blocks] - before[start] + last
             return cost, cost**2, (blocks - start,)
@@ -82,8 +83,8 @@ def stage_problems(
     product = f"pipeline({ranks}) x pipeline_stages({per_rank}) = {stages} stages"
     if per_rank != schedule.stages and not schedule.any_stages:
         found.append(
-            f"parallelism.pipeline_stages({per_rank}): {name} needs {schedule.stages} per device; use {schedule.stages} or auto, "
-            "or pipeline_schedule=interleaved_1f1b"
+            f"parallelism.pipeline_stages({per_rank}): {name} needs pipeline_stages={schedule.stages}; use "
+            f"{schedule.stages} or auto, or pipeline_schedule=interleaved_1f1b"
         )
     elif stages > blocks:
         found.append(
@@ -103,6 +104,6 @@ def stage_problems(
     if schedule.in_rounds and micro_batches % rounds:
         found.append(
             f"parallelism.pipeline_schedule: {name} cannot divide the {micro_batches} micro batches of a step into "
-            f"{rounds} equal rounds; use a multiple of pipeline({ranks}), or another schedule"
+            f"{rounds} equal rounds; use a multiple of pipeline({ranks}) micro batches, or another schedule"
         )
     return found

@@ -94,7 +94,7 @@ def _row(
 
 
 def _ledgers(row: Row) -> dict[str, dict[str, float]]:
-    """Return the lines of the row's step and the categories of its memory peak, keyed by the title of the ledger."""
+    """Return a row's ledgers, keyed by title. One divides the step time into lines, the other the memory peak into categories."""
     found = {"seconds per step": traced(row), "GiB at the peak": live_memory(row) or predicted_memory(row)}
     return {title: {line: round(each, 6) for line, each in lines.items()} for title, lines in found.items() if lines}
 
@@ -138,7 +138,7 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
     """Return the loss curve of a row, its step-time curve, and a histogram of its step times. A curve has about `points`
     points. A point is the median over the completed runs of the row, or over all runs of the row if no run completed. Step
     times exclude warm-up steps, profiled steps and compilation. `axes` maps each distinct list of steps to its index, which a
-    curve stores."""
+    curve stores instead of the steps."""
     losses = _medians((run.events for run in row.counted), "train/loss")
     measured = [run.measured for run in row.counted]
     times = _medians(measured, STEP_TIME)

@@ -1,4 +1,4 @@
-"""Divides the step time of a traced row into lines, and the peak memory of a row into categories."""
+"""Divides the step time of a traced row into lines, such as `compute`, and the peak memory of a row into categories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUPS = {"host in optimizer": "host"} | {name: name for name in ("pipeline wait
 
 
 def group_of(line: str) -> str:
-    """Return the group of a line: COMPUTE, COMMUNICATION or another one."""
+    """Return the group of a line: COMPUTE, COMMUNICATION or a value of GROUPS."""
     return COMMUNICATION if line.startswith("exposed ") else GROUPS.get(line, COMPUTE)
 
 
@@ -39,7 +39,8 @@ def traces(row: Row) -> list[tuple[Run, Explanation]]:
 
 
 def traced(row: Row) -> dict[str, float]:
-    """Return the seconds per line of the median traced step, which add up to the median measured step; {} without a trace."""
+    """Return the median seconds of each line in the traced steps, and the rest of the median measured step as UNEXPLAINED; {}
+    without a trace."""
     found: list[dict[str, list[float]]] = []
     for run, trace in traces(row):
         predicted = run.figures.get("perf/communication_s_median")  # an emulated run waits for no other rank
@@ -47,7 +48,7 @@ def traced(row: Row) -> dict[str, float]:
     times = row.measured(STEP_TIME)
     if not found or not times:
         return {}
-    # A run without a line spent no time on it.
+    # If a run's trace lacks a line, the run spent no time on that kind of work.
     lines = {
         name: median(chain.from_iterable(each.get(name, [0.0]) for each in found)) for each in found for name in each
     }

@@ -147,7 +147,7 @@ def _runs(comparison: Comparison, folder: Path) -> str:
 
 
 def _run(run: Run, folder: Path) -> str:
-    """Return a run as HTML, with the end of the log of the failed rank or, if no rank failed, of rank 0."""
+    """Return a run as HTML, with the end of a log: the log of the failed rank or, if no rank failed, the log of rank 0."""
     environment = run.environment
     variables = {**environment.launch_env, **environment.environment}
     facts = {

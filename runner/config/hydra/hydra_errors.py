@@ -57,7 +57,7 @@ def explain(error: BaseException, overrides: list[str]) -> str:
 @contextmanager
 def faults_of_hydra() -> Iterator[None]:
     """Turn internal errors of Hydra and OmegaConf, such as AttributeError, into ConfigCompositionException in a `with` block.
-    Turn Hydra's warning about a missing search path into ConfigCompositionException, too."""
+    Do the same with Hydra's warning about a missing search path."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "provider=hydra.searchpath", UserWarning)
@@ -114,7 +114,7 @@ def _unknown_key(key: str, cause: Any) -> str:
 
 
 def _nearest(name: str, siblings: list[str], chosen: list[str]) -> str:
-    """Return a hint `Did you mean ...?` with a similar key from `siblings`, else from `chosen`, else from all options."""
+    """Return a hint `Did you mean ...?` with a similar key: from `siblings`, else from the `chosen` options, else from any."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
     if hint := did_you_mean_key(name, [], chosen):

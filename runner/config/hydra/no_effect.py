@@ -17,22 +17,23 @@ REFUSED = {
     "hydra.output_subdir": "config.yaml and overrides.yaml are written to the run directory itself",
     "hydra.sweep.subdir": "a sweep names each run after its number and the values that vary",
 }
-"""Refused keys of Hydra, each mapped to the reason that users see. The keys would only affect Hydra's task function."""
+"""Hydra keys that cause an error, each mapped to the reason that users see. The keys would affect only Hydra's task function."""
 SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
 LOGS = "meshrunner writes the output of a run to `logs` in the run directory"
 SILENT = {
-    "hydra.callbacks": "meshrunner calls only on_multirun_start and on_multirun_end, and only in a sweep",
+    "hydra.callbacks": "meshrunner calls only the methods on_multirun_start and on_multirun_end, and only in a sweep",
     "hydra.job_logging": LOGS,
     "hydra.hydra_logging": LOGS,
     "hydra.verbose": LOGS,
 }
-"""Keys of Hydra that have no effect, or less effect than Hydra documents, each mapped to the reason for the warning."""
+"""Hydra keys that do nothing in meshrunner, or less than Hydra's documentation says. Each is mapped to the reason that the
+warning gives."""
 ONLY_SWEEPS = ("hydra.sweep.dir", "hydra.sweeper", "hydra.launcher.max_parallel")
 SET_BY_TUNE = ("sweep.repeat", "sweep.seeds", "sweep.baseline")
 SWEEPER = "hydra.runtime.choices.hydra/sweeper"
 NEUTRAL = {"hydra.sweeper._target_": BASIC_SWEEPER, "hydra.job_logging.version": 1, "hydra.hydra_logging.version": 1}
-"""Default values of Hydra's keys that conf/run.yaml does not set. A key that has its default value causes no warning."""
+"""Default values of the Hydra keys that conf/run.yaml does not set. A key with its default value causes no warning."""
 
 
 def refuse(config: DictConfig, *, sweep: bool) -> None:
@@ -65,7 +66,7 @@ def without_effect(config: DictConfig, *, sweep: bool) -> list[str]:
             )
         return found
     idle = [key for key in _changed(given, "") if affected_by(key, given) == Affects.SWEEP]
-    # Named experiments set sweep.baseline. A single run needs no warning about it.
+    # Options of the group `experiment` set sweep.baseline, so warn only if the user typed this key.
     idle = [key for key in idle if key != "sweep.baseline" or _typed(given, key)]
     idle += [key for section in ONLY_SWEEPS for key in _changed(given, section)]
     return [*found, f"{', '.join(idle)}: no effect on a single run; use -m to run a sweep"] if idle else found

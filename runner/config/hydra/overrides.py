@@ -128,7 +128,8 @@ def split_outside(text: str, separators: str) -> list[str]:
 
 
 def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
-    """Turn `GROUP.key=1` into a one-value sweep if GROUP varies. Then only jobs set the key, which GROUP's default may lack."""
+    """Turn `GROUP.key=1` into a sweep over one value if GROUP varies. Hydra then sets the key only in the jobs, and not in
+    the configuration with GROUP's default option, which may lack the key."""
     parser = OverridesParser.create()
     sweeps = {override: parser.parse_override(override).is_sweep_override() for override in overrides}
     if not any(sweeps[override] and override.startswith(f"{group}=") for override in overrides):
@@ -153,4 +154,4 @@ def check_number(overrides: Sequence[str]) -> None:
         counts[override.key_or_group] = count
     if (total := math.prod(counts.values())) > MAX_RUNS:
         varying = " x ".join(f"{key}({count:,})" for key, count in counts.items() if count > 1)
-        raise ConfigError(f"{varying} = {total:,} combinations; give fewer values: a sweep has at most {MAX_RUNS:,}")
+        raise ConfigError(f"{varying} = {total:,} combinations; a sweep has at most {MAX_RUNS:,}; give fewer values")

@@ -1,4 +1,4 @@
-"""Wrap Hydra's private modules, and hide differences between Hydra's releases. No other module imports private modules."""
+"""Wrap Hydra's private modules, which no other module imports, and hide differences between Hydra's releases."""
 
 import traceback
 from collections.abc import Callable
@@ -31,7 +31,7 @@ GRID_SWEEPERS = (BASIC_SWEEPER, TUNE_SWEEPER)
 
 
 def set_up_hydra() -> None:
-    """Disable Hydra's emulation of version 1.1 and import all plugins. Raise a ConfigError that names a faulty plugin."""
+    """Disable Hydra's emulation of version 1.1 and import all plugins. If a plugin fails, raise a ConfigError that names it."""
     # Hydra 1.3 imitates version 1.1 by default. Hydra 1.4 deprecates this call.
     if hydra.__version__.startswith("1.3."):
         version.setbase("1.3")
@@ -48,7 +48,8 @@ def set_up_hydra() -> None:
 
 
 class ReadOnce(CachingConfigRepository):
-    """Repository that reads each YAML file once for all combinations of a sweep. Hydra copies it and changes what it loads."""
+    """Repository that reads each YAML file once for all combinations of a sweep. `deepcopy`, which Hydra calls, copies nothing.
+    `load_config` returns copies, because Hydra changes the configurations that it loads."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self

@@ -1,5 +1,5 @@
 """The catalogue of all keys that a configuration can hold, with their documentation, accepted values and defaults. A section is a
-class with keys as fields. An option of a group, such as `optimizer=adamw`, is a section, and its key `kind` names the class."""
+class whose fields are keys. An option of a group, such as `optimizer=adamw`, is a section, and its key `kind` names the class."""
 
 import json
 import re
@@ -30,7 +30,7 @@ class Key(NamedTuple):
     """A key that a configuration can hold."""
 
     name: str
-    """Name of the key on the command line. `[]` means every entry of a list: `wrap.rules[].match` is a key of each rule."""
+    """Name of the key on the command line. `[]` means every item of a list: `wrap.rules[].match` is a key of each rule."""
     field: str
     owners: Mapping[str, type[Section]]
     """Classes that define the key, keyed by the `kind` of an option. For a key outside of groups, the only kind is ""."""
@@ -82,7 +82,7 @@ class Key(NamedTuple):
 
 
 def every_key(config: Mapping[str, Any] | None = None) -> Iterator[Key]:
-    """Yield all keys. If `config` is given, yield only the keys of the `kind` that `config` chooses in each group."""
+    """Yield all keys. If `config` is given, restrict the keys of each group to the `kind` that `config` chooses."""
     for name, field in Experiment.model_fields.items():
         section = field.annotation
         yield Key(name, name, {"": Experiment})

@@ -29,7 +29,8 @@ def explain_key(key: Key) -> str:
 
 
 def explain_keys(keys: list[Key], every: list[Key]) -> str:
-    """Explain `keys`, which match the user's word, and the keys nested below them. More than MANY keys get one line each."""
+    """Explain `keys`, which match the user's word, and the keys nested below them. If there are more than
+    MANY `keys`, each gets a single line."""
     if len(keys) > MANY:
         return in_two_columns(((key.name, _row(key, default_of(key))) for key in keys), 0)
     texts = []
@@ -94,7 +95,7 @@ def explain_option(group: str, option: str, keys: list[Key]) -> str:
 
 
 def explain_configuration(config: Mapping[str, Any], keys: Iterable[Key], chosen: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one paragraph per section of a configuration: its keys, values and meanings. `chosen` maps groups to options."""
+    """Yield a paragraph for each section of a configuration: keys, values and meanings. `chosen` maps groups to options."""
     every = list(keys)
     sections = {key.group for key in every if "." in key.name}
     parts: dict[str, list[Key]] = {"": []}

@@ -9,7 +9,7 @@ from meshrunner.runner.predict.allocator.segments import BlockPool, ExpandableSe
 UNIT = 512
 """Bytes of the smallest block. Every block size is a multiple of UNIT."""
 SMALL = 2**20
-"""Largest small request, in bytes. A larger request splits a fixed segment's block only if more than SMALL bytes are left."""
+"""Largest small request, in bytes. A larger request splits a fixed segment's block only if more than SMALL bytes would remain."""
 
 
 class OutOfMemory(Exception):

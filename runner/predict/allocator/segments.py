@@ -70,7 +70,7 @@ class BlockPool:
 
     def best_fit(self, size: int) -> MemoryBlock | None:
         """Remove and return the smallest free block of at least `size` bytes. Among equal sizes, choose the lowest address.
-        The comparison adds unmapped memory after a block to its size, so the last mapped block of a segment is used last."""
+        Unmapped memory directly after a block counts towards its size here, so a segment's last mapped block is used last."""
         free = self.free
         i = bisect_left(free, (size,))
         if i == len(free):

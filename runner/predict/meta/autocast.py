@@ -99,7 +99,7 @@ def autocast_on_meta(in_torch: Replacements, device_type: str) -> None:
         return active[-1].dtype if active else None
 
     def is_enabled(device: str | None = None) -> bool:
-        if device == "meta" or (device is None and device_type == "cuda"):  # without a device, torch means CUDA
+        if device == "meta" or (device is None and device_type == "cuda"):  # torch's default is CUDA
             return current_dtype() is not None
         return bool(enabled_before(*([device] if device else [])))
 

@@ -116,7 +116,7 @@ class _Backend:
         interpreter = Interpreter(graph, memory_of(graph.graph) if self.fuses else None, self.recorder)
 
         def run(args: list[Any]) -> Any:
-            interpreter.recorder = self.recorder  # later traces of equal blocks use this code, too
+            interpreter.recorder = self.recorder  # a later trace, with its own recorder, may reuse `run`
             self.recorder.track_parameters(args)  # the recorder sees no operators inside fused kernels
             self.recorder.saving = forward
             try:

@@ -52,7 +52,7 @@ def _attention(
     grouped, needs_gradient = query.shape[-3] != key.shape[-3], torch.is_grad_enabled()
     qkv, settings, head_dim = (query, key, value), (dropout_p, is_causal), query.shape[-1]
     if device_type == "cpu":
-        if attn_mask is not None:  # torch adds a mask to the scores
+        if attn_mask is not None:  # the CPU kernel adds the mask to the scores, so masked keys need -inf
             attn_mask = torch.where(
                 attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device)
             )
@@ -75,7 +75,7 @@ class _FusedRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, _: list[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():  # so that the ledger counts the results as kept for backward
+        with torch.enable_grad():  # the ledger then counts the results as kept for backward
             result, rstd = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
         _touch((x, weight), (result, rstd))
         ctx.mark_non_differentiable(rstd)

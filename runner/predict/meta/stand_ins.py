@@ -97,7 +97,7 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def _reduce(device: TracedDevice, stream: TracedStream, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Divide a bucket by the group size, then all-reduce it on NCCL's stream like DDP. After the last bucket, compute waits."""
+    """Like DDP, divide a bucket by the group size and all-reduce it on NCCL's stream. Compute waits for the last bucket."""
     buffer, computing = bucket.buffer(), device.current_stream()
     buffer.div_(group.size())
     stream.wait_stream(computing)
@@ -173,7 +173,7 @@ def meta_as(device_type: str, recorder: Recorder, *, compiles: bool, cudnn: bool
     """Make meta behave like a `cpu` or `cuda` device. See `device_kernels` for `compiles` and `cudnn`. pipelined: whether the
     recipe has pipeline stages."""
     if compiles:
-        # The import takes seconds, so import only if needed. It collects torch's functions, so import before replacing any.
+        # Import only if needed: it takes seconds. Import before replacing torch's functions, because the module collects them.
         from meshrunner.runner.predict.meta.compiler import trace_compiled_code
     if pipelined:
         from meshrunner.runner.predict.meta.pipelines import trace_passes

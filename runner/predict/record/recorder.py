@@ -44,7 +44,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     """Memory ledger that counts meta tensors as device memory and logs the events of a trace."""
 
     def __init__(self, device: TracedDevice, phases: Phases, *, on_host: bool, rounding: int) -> None:
-        """Record the events of `device`. `on_host`: whether the device is a CPU, which also holds the optimizer's step counts."""
+        """Record the events of `device`. `on_host`: whether the device is a CPU. A CPU also holds the optimizer's step counts."""
         super().__init__(phases)
         self.device, self.on_host, self.rounding = device, on_host, rounding
         """Each allocation is rounded up to a multiple of `rounding` bytes."""

@@ -44,7 +44,7 @@ class Replayed:
     startup_active: int
     """Peak bytes of blocks in use before the first step."""
     peak: PeakMemory
-    """Peak bytes of blocks in use (`active_bytes` in torch). A freed block stays in use until all its streams are done."""
+    """Peak bytes of blocks in use (`active_bytes` in torch). A freed block stays in use until all streams using it are done."""
     peak_reserved: int
     """Peak bytes of all segments (`reserved_bytes` in torch), including the cached blocks of earlier steps."""
     retries: int

@@ -85,7 +85,7 @@ def _parts(points: Sequence[Point]) -> Iterator[Part]:
 
 
 def _thinned(points: list[Point], most: int) -> list[Point]:
-    """Keep about `most` points: the highest of each phase, and the highest and lowest of many intervals."""
+    """Keep about `most` points: the highest of each phase, and the highest and lowest of each group of consecutive points."""
     if len(points) <= most:
         return points
     total, phases = attrgetter("total"), dict[Phase, list[Point]]()

@@ -19,12 +19,12 @@ class TracedRanks:
     neighbours: int
     """Difference between the global ranks of neighbours in a pipeline."""
     alike: tuple[int, ...]
-    """For each pipeline rank, the traced rank that represents it: the emulated rank if its blocks are the same, else the first
-    rank with the same blocks. The first rank holds at least as many micro batches at a time as later ranks."""
+    """Traced rank that represents each pipeline rank: the emulated rank if it has the same blocks, else the first rank with
+    the same blocks. The first rank holds at least as many micro batches at a time as later ranks."""
     traced: dict[int, int]
-    """Global rank of each traced pipeline rank, in the order of ranks."""
+    """Global rank of each traced pipeline rank, keyed by pipeline rank, in ascending order."""
     own: int | None
-    """Pipeline rank that is emulated, or None. The prediction is for this rank, not for the rank with the most memory or work."""
+    """Emulated pipeline rank, or None. If set, the prediction is for this rank, not for the rank with the most memory or work."""
 
     def step_time(self, clocks: Sequence[SimulatedClock], exchanged: int) -> StepTime:
         """Return the time of a step from the clocks of the traced ranks at the end of the step. The exposed communication
@@ -45,7 +45,7 @@ class TracedRanks:
 
         order = passes_by_rank(schedule, ranks, per_rank, self.micro_batches)
         rates, step = clocks[0].rates, self.neighbours
-        # In an all-gather of two ranks, each rank sends half of the buffer, so pass twice the bytes.
+        # `send` is timed like an all-gather of two ranks. In it, each rank sends half of the buffer, so pass twice the bytes.
         transfers = (rates.collective_s("send", (r * step, (r + 1) * step), 2 * exchanged) for r in range(ranks - 1))
         ended = ends(order, ranks * per_rank, cost, max(transfers))
         outside = [time.seconds - sum(map(cost, own)) for time, own in zip(times, order, strict=True)]

@@ -26,7 +26,7 @@ GB, MB = 1e9, 1e6
 LINK_BANDWIDTH = 450.0
 """`link_bandwidth` of the H100 in GB/s. On another device, NODE_BANDWIDTH is scaled by link_bandwidth / LINK_BANDWIDTH."""
 NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
-"""Pairs (number of ranks, GB/s of the whole buffer in an all-gather or reduce-scatter) within a node."""
+"""Pairs (number of ranks, GB/s) within a node: size of the whole buffer / transfer time of an all-gather or reduce-scatter."""
 NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
 """Pairs (number of ranks, latency in seconds of an all-gather or reduce-scatter) within a node."""
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
@@ -80,7 +80,7 @@ class GPURates:
         transfer = nbytes / (_interpolate(NODE_BANDWIDTH, n) * GB * hardware.link_bandwidth / LINK_BANDWIDTH)
         if nodes > 1:
             latency = STEP_ACROSS * nodes + STEP_IN_NODE * (n - nodes)
-            # In a ring, all parts but one cross each node boundary, split over the adapters of a node's ranks in the group.
+            # In a ring, all parts but one cross each node boundary. The adapters of a node's ranks in the group share the load.
             sent = nbytes * (n - fewest) / n if name == "all_to_all" else nbytes * (n - 1) / n / fewest
             ramp = _interpolate(RAMP, nbytes / n)
             # Data that crosses the network also moves within the nodes, so the slower of the two transfers counts.

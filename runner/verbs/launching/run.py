@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
     """Execute a run or sweep. If the configuration is invalid, raise ConfigError before any run starts."""
     asks = any(argument.startswith(HYDRA_QUERIES) for argument in arguments)
     if not asks:
-        warm()  # start early: the forkserver imports torch while Hydra composes here
+        warm()  # start early: the forkserver imports torch while this process composes the configuration
         hold_stop_requests()
     gc.disable()  # imports create little garbage and compete with the forkserver for cores
     with nullcontext() if asks else naming("composing the configuration"):
@@ -65,7 +65,8 @@ def _collect_again() -> None:
 
 
 def in_its_interpreter(run_dir: Path, *, force: bool = False) -> None:
-    """Continue in another process if another interpreter executes the run (`launch.python`). Predict the run there."""
+    """If another interpreter executes the run (`launch.python`), continue in a process of that interpreter. Predict the run
+    in that process."""
     from meshrunner.runner.config.experiment import check
     from meshrunner.runner.config.interpreter import VARIABLE, continue_in
     from meshrunner.runner.launch.nodes import workers_here

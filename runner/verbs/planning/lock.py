@@ -1,4 +1,4 @@
-"""`meshrunner lock`: record what a configuration determines exactly, or check that it is unchanged."""
+"""`meshrunner lock`: record the facts that a configuration determines exactly, or check that these facts are unchanged."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 HARDWARE = "hardware=h100_80gb"
 """Hardware that is assumed if none is named, so that a lock file does not depend on this machine's GPUs."""
 FIXED = ("hardware", "steps")
-"""Keys that `--losses` sets itself."""
+"""Keys that `--losses` sets itself, instead of using the user's values."""
 
 
 def lock(arguments: list[str]) -> int:
-    """Write a lock file or, with --check, return 3 if a fact differs from it. Raise ConfigError for wrong arguments."""
+    """Write a lock file or, with --check, return 3 if a fact differs from the file. Raise ConfigError for wrong arguments."""
     from meshrunner.runner.compare.table import print_columns
     from meshrunner.runner.verbs.planning.lock_file import LOCK_FILE, Lock, changes, of_code, table
 
@@ -70,7 +70,7 @@ def lock(arguments: list[str]) -> int:
 
 
 def derived(arguments: Sequence[str], losses: int, command: Sequence[str] = ()) -> dict[str, Sections]:
-    """Derive the facts of each run, keyed by its varying overrides. losses: number of steps to train. command: as for `_runs`."""
+    """Derive the facts of each run, keyed by its varying overrides. `losses`: steps to train. `command`: see `_runs`."""
     from meshrunner.runner.predict import exact_facts
     from meshrunner.runner.sweep.combinations import configured_workers
 
@@ -89,7 +89,7 @@ def derived(arguments: Sequence[str], losses: int, command: Sequence[str] = ()) 
         own = {each for each in varied if key_of(each) not in FIXED}
         values = next((values for task, values in trained if own <= task), [])
         if not reason and len(values) != losses:
-            raise ConfigError(f"lock: --losses: {' '.join(varied) or 'the run'} did not train {losses} steps on CPUs")
+            raise ConfigError(f"lock: --losses: {' '.join(['the run', *varied])} did not train {losses} steps on CPUs")
         if not reason:
             found[" ".join(varied)]["losses"] = {f"step {i + 1}": value for i, value in enumerate(values)}
     return found
@@ -110,7 +110,8 @@ def _trained(arguments: Sequence[str], steps: int) -> list[tuple[set[str], list[
 
 
 def _runs(arguments: Sequence[str], command: Sequence[str]) -> Iterator[tuple[list[str], dict[str, Any], str]]:
-    """Yield the varying overrides and the configuration of each run, and the reason why it is impossible, or ""."""
+    """Yield (varying overrides, configuration, reason) for each run. `reason` says why a run is impossible; "" if it is possible.
+    `command`: all arguments of `meshrunner lock`, with which another interpreter can repeat the command."""
     from meshrunner.runner.sweep.combinations import Target, check_batch, configured_workers, varying
 
     composer = Composer("lock", list(arguments))

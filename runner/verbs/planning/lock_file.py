@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Change(NamedTuple):
-    """A fact that differs from the locked one. A fact that only one of them has is None in the other."""
+    """A fact whose value differs between the lock file (`locked`) and the new derivation (`now`). A missing fact is None."""
 
     run: str
     section: str
@@ -53,7 +53,7 @@ class Lock(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Lock:
-        """Read a lock file. Raise ConfigError if there is none or it is damaged."""
+        """Read a lock file. Raise ConfigError if the file is missing or damaged."""
         if not path.is_file():
             raise ConfigError(f"lock: no such file: {path}; `meshrunner lock OVERRIDES` writes it")
         try:
@@ -64,11 +64,14 @@ class Lock(NamedTuple):
             }
             return cls([str(each) for each in found["arguments"]], int(found["losses"]), runs, str(found["torch"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"lock: {path} is damaged ({type(error).__name__}: {error}); write it again") from None
+            raise ConfigError(
+                f"lock: {path} is damaged ({type(error).__name__}: {error}); "
+                "`meshrunner lock OVERRIDES` writes it again"
+            ) from None
 
 
 def folded(sections: Mapping[str, T]) -> dict[str, T]:
-    """Merge neighbouring blocks with equal values: the sections of block 0 and block 1 become a section of `blocks 0 to 1`."""
+    """Merge sections of neighbouring blocks if their values are equal: a merged section has a name like `X of blocks 0 to 1`."""
     kinds = list(dict.fromkeys(_place(section)[0] for section in sections))
     ordered = sorted(sections, key=lambda section: (kinds.index(_place(section)[0]), _place(section)[1]))
     found: dict[str, T] = {}
@@ -86,7 +89,8 @@ def _place(section: str) -> tuple[str, int]:
 
 
 def _alike(sections: Mapping[str, T], i: int, section: str) -> tuple[str, int, str]:
-    """Return a key that neighbouring blocks with equal values share. i: place of the section in the order of blocks."""
+    """Return a key that the sections of neighbouring blocks share if their values are equal. `i`: index of the section in
+    the order of blocks."""
     kind, block = _place(section)
     return kind, block - i, repr(sections[section])
 
@@ -104,7 +108,7 @@ def unfolded(sections: Mapping[str, T]) -> dict[str, T]:
 
 
 def changes(locked: Mapping[str, Sections], found: Mapping[str, Sections]) -> list[Change]:
-    """Return the facts that changed. Neighbouring blocks with equal changes are one section."""
+    """Return the facts that changed. Merge the sections of neighbouring blocks with equal changes."""
     result = []
     for run in dict.fromkeys([*locked, *found]):
         before, after = locked.get(run, {}), found.get(run, {})

@@ -21,7 +21,7 @@ from meshrunner.runner.verbs.reference.queries import answered
 def plan(arguments: list[str]) -> int:
     """Predict one run, or rank the runs of a grid. Return 1 if no run fits. Raise ConfigError if the configuration is invalid."""
     if {"-m", "--multirun"} & set(arguments):
-        warm()  # start early: the forkserver imports torch while Hydra composes here
+        warm()  # start early: the forkserver imports torch while this process composes the configuration
     options, overrides = split("plan", arguments)
     composer = Composer("plan", overrides)
     if answered(composer):
@@ -95,7 +95,7 @@ def _execute(jobs: list[Sequence[str]], overrides: list[str], options: Namespace
 
     if not jobs:
         return 1
-    # sweep.exclude was applied already. Applying it again would fail if these combinations lack a key that it names.
+    # sweep.exclude was applied already. Applying a rule again would fail if these combinations lack a key of the rule.
     given = [[*(each for each in job if key_of(each) != "sweep.exclude"), "sweep.exclude=[]"] for job in jobs]
     verb, launcher = ("submit", ["hydra/launcher=slurm"]) if options.submit else ("run", [])
     return run_sweep(Composer(verb, overrides + launcher), jobs=given)

@@ -55,7 +55,9 @@ def show(arguments: list[str]) -> int:
     if stages:
         screen.print()
         screen.print(stage_table(stages))
-    whose = "each device" if largest is None else f"each device of pipeline rank {largest}, the largest,"
+    whose = "each device"
+    if largest is not None:
+        whose += f" of pipeline rank {largest} (the rank with the most parameters)"
     screen.print(f"\n{whose} holds, in addition to activations and gathered units:")
     screen.print(_memory(experiment, own, degrees, device))
     screen.print()
@@ -132,7 +134,7 @@ def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> 
 
 
 def _memory(experiment: Experiment, units: Units, degrees: Degrees, device: ExpectedDevices) -> Table:
-    """Return a table of the bytes that a device holds between steps. The last row gives the total and its share of the memory."""
+    """Return a table of the bytes that a device holds between steps. The last row is the total and its share of device memory."""
     layout, precision = experiment.parallelism, experiment.precision
     held = [layout.stored(unit, precision, degrees) for unit in units.values()]
     tensors = sum(parameter.trained for unit in units.values() for parameter in unit.parameters)
@@ -158,8 +160,8 @@ def _memory(experiment: Experiment, units: Units, degrees: Degrees, device: Expe
 
 
 def _plan(experiment: Experiment, network: Network, plan: WrapPlan, units: Units, degrees: Degrees) -> Table:
-    """Return a table of FSDP units. A unit's parameters exclude nested units. Gathered and reduced bytes are per step. They are
-    unknown in a pipeline, where the schedule decides when to gather units."""
+    """Return a table of FSDP units. A unit's parameters exclude those of nested units. Gathered and reduced bytes are per
+    step. They are unknown in a pipeline, where the schedule decides when to gather units."""
     from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 
     micro_batches, shown = experiment.accumulation(degrees.data)[1], 5 if degrees.pipeline == 1 else 3
@@ -189,7 +191,7 @@ def _plan(experiment: Experiment, network: Network, plan: WrapPlan, units: Units
 
 
 def _buffers(experiment: Experiment, network: Network, units: Units, degrees: Degrees) -> Iterator[str]:
-    """Yield two lines: the peak bytes of all-gather buffers and of reduction buffers, for each placement such as max_pool."""
+    """Yield a line for all-gather buffers and one for reduction buffers: the peak bytes with each placement, such as max_pool."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}
@@ -213,7 +215,7 @@ def _recompute(experiment: Experiment, device: ExpectedDevices, network: Network
 
     try:
         kinds = recomputed_blocks(experiment, device, network)
-    except Exception as error:  # a user's class may raise anything, and an operator may lack a kernel for meta
+    except Exception as error:  # a user's class may raise anything, and an operator may lack a meta kernel
         reason = one_line(error) if isinstance(error, ConfigError) else why(error)
         return f"{title}; the memory kept for backward is not known: {reason}"
     parts = []

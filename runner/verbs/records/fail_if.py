@@ -1,4 +1,4 @@
-"""Implement `compare --fail-if RULE`: compare tested differences with bounds, so that a pipeline can stop at a regression."""
+"""Implement `compare --fail-if RULE`: compare tested differences with bounds, so that a CI job can stop at a regression."""
 
 import math
 import re
@@ -81,8 +81,8 @@ def figures(rules: Iterable[Rule]) -> list[Figure]:
 
 
 def checked(rules: Sequence[Rule], comparison: Comparison, *, strict: bool) -> tuple[bool, list[str]]:
-    """Return whether a rule fails, and for each outcome of each rule a line that lists the rows with this outcome. If `strict`,
-    undecided rules fail, too."""
+    """Return whether any rule fails, and lines to print. A line lists the rows that have the same outcome under a rule. If
+    `strict` is set, undecided rules fail, too."""
     if comparison.baseline is None:
         raise ConfigError(
             "--fail-if: there is no baseline; add --baseline KEY=VALUE, or name the baseline's directory first"

@@ -8,7 +8,7 @@ from meshrunner.runner.trackers.offline import OfflineRun, find_offline_runs, se
 
 
 def sync(arguments: list[str]) -> int:
-    """Upload the offline W&B runs found in directories. Skip uploaded and running runs. Return 1 if an upload fails, else 0."""
+    """Upload offline W&B runs. Skip runs that are already uploaded or still running. Return 1 if an upload fails, else 0."""
     given = parse("sync", arguments)
     directories = [existing(directory) for directory in given.directories]
     found = list(dict.fromkeys(run for directory in directories for run in find_offline_runs(directory)))

@@ -21,7 +21,8 @@ from meshrunner.runner.rundir.files import is_run, is_sweep
 
 
 def why(arguments: list[str]) -> int:
-    """Explain the difference between two runs or rows. Raise ConfigError if a directory is no run or nothing explains it."""
+    """Explain the difference between two runs or rows. Raise ConfigError if a directory is no run or no data explains the
+    difference."""
     given = parse("why", arguments)
     base, row = _row(given.baseline), _row(given.row)
     if given.row.resolve() in [run.path.resolve() for run in base.runs]:
@@ -39,7 +40,7 @@ def why(arguments: list[str]) -> int:
     if not found.traced:
         say(
             "The ledger is predicted, because at least one row was not traced. "
-            "sweep.explain=true traces runs that are long enough."
+            "sweep.explain=true traces the last steps of a run, unless the run has too few steps."
         )
     print()
     print_columns(_table(found))
@@ -75,8 +76,8 @@ def _sentences(found: Difference, memory: MemoryDifference | None) -> list[str]:
 
 
 def _row(folder: Path) -> Row:
-    """Return the row to which a run directory belongs: the run and its repeats in the same sweep. Raise ConfigError if it is no
-    run directory."""
+    """Return the row to which a run directory belongs: the run and its repeats in the same sweep. Raise ConfigError if
+    `folder` is not a run directory."""
     if not is_run(folder):
         raise ConfigError(
             f"why: {folder} is not a run directory; for a row of a sweep, give the directory of one of the row's runs"
@@ -101,7 +102,7 @@ def _table(found: Difference) -> list[Column]:
 
 
 def _columns(title: str, lines: Sequence[tuple[str, Line]], names: tuple[str, str], form: str) -> list[Column]:
-    """Return the columns of a ledger. lines: each with its title; names: of the baseline and of the row."""
+    """Return the columns of a ledger. `lines`: (title, line) pairs. `names`: names of the baseline and of the other row."""
     return [
         Column(title, [name for name, _ in lines]),
         Column(names[0], [f"{line.base:{form}}" for _, line in lines]),
@@ -111,7 +112,7 @@ def _columns(title: str, lines: Sequence[tuple[str, Line]], names: tuple[str, st
 
 
 def _lines(found: Difference) -> Iterator[tuple[str, Line]]:
-    """Yield (title, line) for each group, followed by its lines if it has several, and for the whole step."""
+    """Yield (title, line) for each group of ledger lines, then for its lines if there are several. End with the whole step."""
     for group in found.groups():
         yield group.name, group
         own = [line for line in found.lines if group_of(line.name) == group.name]

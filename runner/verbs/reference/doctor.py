@@ -57,7 +57,8 @@ def _devices() -> Iterator[tuple[str, str, str]]:
     if gpus := torch.cuda.device_count():
         yield "GPUs", f"{gpus} x {torch.cuda.get_device_name(0)}", ""
     elif any(driver.exists() for driver in DRIVERS):
-        yield "GPUs", "a driver, but torch sees no GPU", "install a CUDA build of torch, or unset CUDA_VISIBLE_DEVICES"
+        why = "install a CUDA build of torch, or unset CUDA_VISIBLE_DEVICES"
+        yield "GPUs", "a driver is installed, but torch sees no GPU", why
     else:
         yield "GPUs", "none", "runs use the CPU and gloo; their figures say nothing about GPUs"
     for backend, why in (("gloo", "every run needs this backend"), ("nccl", "runs on GPUs need this backend")):

@@ -29,7 +29,7 @@ HYDRA = {
     "hydra.mode": "RUN, or MULTIRUN for a sweep without -m.",
     "hydra.sweeper.params": "The grid of a sweep: keys or groups with values, {seed: '1,2'}. Overrides win.",
     "hydra.sweeper.max_batch_size": "Maximum number of jobs that a sweeper passes to the launcher at once; null: all.",
-    "hydra.sweeper": "Chooses the values of a sweep: basic tries all values; hydra/sweeper=optuna, a plugin, searches.",
+    "hydra.sweeper": "Chooses the values of a sweep: basic tries all values; the plugin hydra/sweeper=optuna searches.",
     "hydra.launcher": "Executes the runs: hydra/launcher=local on this machine, hydra/launcher=slurm as SLURM jobs.",
     "hydra.launcher._target_": "The launcher's class; hydra/launcher=NAME sets it.",
     "hydra.searchpath": "Directories with options, besides --config-dir. Has an effect only in the primary configuration.",
@@ -53,7 +53,7 @@ def help(arguments: list[str]) -> int:
 
 
 def explanation(term: str) -> str:
-    """Return an explanation of a key, group or option. If the term is unknown, raise a ConfigError that suggests a known one."""
+    """Return an explanation of a key, group or option. If the term is unknown, raise a ConfigError that suggests a known name."""
     name, _, option = term.lstrip("+~").partition("=")
     group = shipped.LAUNCHER if name == "hydra.launcher" else name
     if group not in shipped.groups() and group.rpartition("/")[0] in shipped.groups():  # GROUP/OPTION, a file's path

@@ -76,8 +76,8 @@ def test_what_is_not_tested_is_provisional(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "parallelism=fsdp1", wps=100)
     make_run(tmp_path / "b", "parallelism=fsdp2", wps=200)
     assert found(tmp_path, "parallelism=fsdp1") == [
-        "Fastest so far, one run each: fsdp2 (200 WPS per device), 100.0% ahead of the next row. The lead is not tested for "
-        "noise: a test needs 3 completed runs of a combination (sweep.repeat=3 or auto)",
+        "Fastest so far (one run per row): fsdp2 (200 WPS per device), 100.0% ahead of the next row. The lead is not "
+        "tested for noise: a test needs 3 completed runs of a combination (sweep.repeat=3 or auto)",
         "Losses are identical in 1 pair",
     ]
 

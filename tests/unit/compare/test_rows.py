@@ -263,7 +263,7 @@ def test_settings_that_the_baseline_does_not_have_tell_no_rows_apart(tmp_path: P
 def test_a_baseline_that_is_compared_with_nothing_is_said(tmp_path: Path) -> None:
     make(tmp_path, "parallelism=fsdp1", "parallelism=fsdp2 steps=3 seq_len=32")
     assert compare(tmp_path, "parallelism=fsdp1").remarks == [
-        "nothing is compared with parallelism=fsdp1: no other row has the same seq_len, steps"
+        "nothing is compared with parallelism=fsdp1: all other rows also differ in other keys (seq_len, steps)"
     ]
     assert not compare(tmp_path).remarks
 

@@ -42,7 +42,7 @@ def test_speed_per_device_against_the_fewest_of_equal_settings(tmp_path: Path) -
     comparison = of(tmp_path)
     got = {row.runs[0].path.name: cell for row, cell in zip(comparison.rows, scaling(comparison), strict=True)}
     assert got == {"a": "90.0%", "b": "100.0%", "c": "97.0%", "d": "100.0%", "e": "75.0%", "f": "", "g": ""}
-    said = "scaling: WPS per device by wall-clock time, in percent of"
+    said = "scaling: WPS per device by wall-clock time, relative to the row"
     assert any(line.startswith(said) for line in legend(comparison))
     raw = {row["runs"][0]["directory"][-1]: row["scaling_pct"] for row in json.loads(as_json(comparison))}
     assert raw["a"] == pytest.approx(90) and raw["f"] is None and raw["g"] is None

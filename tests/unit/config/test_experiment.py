@@ -142,12 +142,12 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism.context=2", "seq_len=254"],
             2,
-            "each sequence is cut into equal pieces: context (ulysses) or 2 x context (allgather)",
+            "each sequence is cut into equal pieces, whose number is context (ulysses) or 2 x context (allgather)",
         ),
         (
             ["parallelism.context=2", "parallelism.tensor=2", "seq_len=252"],
             4,
-            "times tensor if sequence_parallel; use a seq_len that is a multiple of the number of pieces",
+            "multiplied by tensor if sequence_parallel=true; use a seq_len that is a multiple of the number of pieces",
         ),
         (
             ["parallelism.context=3", "parallelism.context_method=ulysses", "seq_len=255"],
@@ -216,11 +216,11 @@ def test_all_problems_are_listed_together() -> None:
             2,
             "pipeline_split has 3 stages with 6 blocks",
         ),
-        (["parallelism.pipeline=2", "parallelism.pipeline_stages=2"], 2, "1f1b needs 1 per device"),
+        (["parallelism.pipeline=2", "parallelism.pipeline_stages=2"], 2, "1f1b needs pipeline_stages=1"),
         (
             ["parallelism.pipeline=2", "parallelism.pipeline_stages=3", "parallelism.pipeline_schedule=zbv"],
             2,
-            "zbv needs 2 per device",
+            "zbv needs pipeline_stages=2",
         ),
         (
             ["model=moe_tiny", "model.experts.balance=sequence_loss", "parallelism.pipeline=2"],
@@ -279,7 +279,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism=ddp", "compile=per_block", "compile.mode=reduce-overhead", "micro_batch=2", "global_batch=8"],
             2,
-            "use compile.mode=max-autotune-no-cudagraphs, or a micro_batch of global_batch / data-parallel ranks",
+            "use compile.mode=max-autotune-no-cudagraphs, or micro_batch = global_batch / data-parallel ranks",
         ),
         (
             ["parallelism=single", "compile=whole_model", "compile.mode=max-autotune", "global_batch=8"],
@@ -327,7 +327,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism=tp", "compile=per_block", "compile.async_tensor_parallel=true", "launch.nodes=2"],
             1,
-            "needs parallelism.tensor=2 GPUs on one node, but a node has 1",
+            "needs the 2 GPUs of parallelism.tensor on one node, but a node has 1",
         ),
         (
             ["parallelism=fsdp2_tp", "compile=per_block", "compile.async_tensor_parallel=true", "launch.emulate=0"],

@@ -140,7 +140,9 @@ def test_figures_are_of_the_last_layout(tmp_path: Path) -> None:
     assert (found.figures["perf/wps_p10"] or 0) > 6000
     settings = {"launch.workers": 1, "world_size": 1}
     assert found.as_json()["earlier_layouts"] == [{"steps": (1, 10), "settings": settings}]
-    assert layout_remarks(found) == ["steps 1 to 10 ran with launch.workers=1, world_size=1 and are not in the figures"]
+    assert layout_remarks(found) == [
+        "steps 1 to 10 are not in the figures, because they ran with launch.workers=1, world_size=1"
+    ]
 
 
 def test_a_layout_under_which_no_step_was_done_does_not_count(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_unlike_work_is_not_compared() -> None:
     assert (
         "differs (8, 12 sequences), which affects the speed; global_batch=24 makes the batch equal in all rows" in text
     )
-    assert "other length: speeds of rows that differ in seq_len cannot be compared; give seq_len one value" in text
+    assert "other length: speeds of rows that differ in seq_len cannot be compared; use a single seq_len" in text
     assert "other model: " in text and "~" not in text
     assert rows[1].as_json()["global_batch"] == 12
 

@@ -251,8 +251,9 @@ def test_batches_without_a_common_multiple_are_refused(folder: Path, monkeypatch
     with pytest.raises(ConfigError) as caught:
         tune(Machine(10), monkeypatch, "global_batch=null", "micro_batch=3,5,7", "parallelism=fsdp2")
     assert str(caught.value) == (
-        "global_batch: a comparison needs one global batch. The combinations have 24, 40, 56 sequences per step, and "
-        "their smallest common multiple, 840, is too large. Set global_batch, or vary fewer values"
+        "global_batch: tune compares only combinations with the same global batch. The combinations have 24, 40, 56 "
+        "sequences per step, and the least common multiple of these numbers, 840, is too large. Set global_batch, or "
+        "vary fewer values"
     )
 
 

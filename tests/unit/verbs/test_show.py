@@ -152,6 +152,6 @@ def test_the_stages_of_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     parameters = [int(line[-2].replace(",", "")) for line in table]
     assert parameters == [2 * 852_480 + 1_048_576, 852_480, 2 * 852_480, 852_480 + 1_048_576 + 256]
     assert sum(float(line[-1].rstrip("%")) for line in table) == pytest.approx(100, abs=0.2)
-    assert "each device of pipeline rank 0, the largest, holds" in text
+    assert "each device of pipeline rank 0 (the rank with the most parameters) holds" in text
     assert rows(text)["weights"].endswith(f" {4 * (parameters[0] + parameters[3]):,} bytes")
     assert "gathers" not in text

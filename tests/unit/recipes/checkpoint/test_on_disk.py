@@ -61,7 +61,7 @@ def test_a_missing_directory_has_no_checkpoints(tmp_path: Path) -> None:
     [
         ("__0_0.distcp", b"x", "__0_0.distcp has 1 bytes, but 1020 were written"),
         ("__0_0.distcp", None, "__0_0.distcp is missing"),
-        (METADATA, b"metadatA", ".metadata is damaged: its checksum differs"),
+        (METADATA, b"metadatA", ".metadata is damaged: wrong checksum"),
         ("checkpoint.json", b"{", "checkpoint.json cannot be read"),
         ("checkpoint.json", b"[]", "checkpoint.json cannot be read"),
         ("checkpoint.json", b'{"step": 20, "format": 2}', "checkpoint.json cannot be read"),
