@@ -33,8 +33,8 @@ SOURCES = {
     "titan 2024-12": (
         "[torchtitan](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md), "
         "December 2024. The runs used H100s with a power limit of 500 W. torchtitan's launch script set expandable segments. "
-        "The runs gathered weights in float8. Runs with tensor parallelism gathered activations in float8 instead. With "
-        "pipelines, these gathers also overlapped with matmuls"
+        "Float8 runs gathered weights in float8, or activations if they used tensor parallelism. The runs with pipelines "
+        "overlapped the gathers of activations with matmuls"
     ),
     "Trainy": (
         "[Trainy](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md) with "

@@ -42,7 +42,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
     parameters = sum(parameter.numel() for parameter in network.parameters())
     # 3. The wrap plan also uses module names, so it is made before activation checkpointing wraps modules.
     plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))
-    # 4. Recompute and compile inside the FSDP units, because FSDP gathers parameters before this code and frees them after.
+    # 4. Recompute and compile inside the FSDP units, because FSDP gathers parameters before this code runs and frees them after.
     recompute_and_compile(recipe, network, plan)
     parts = _cut(recipe, network, mesh, device) if layout.pipeline > 1 else {}
     if device.type == "cpu" and (host_bytes := recipe.host_bytes(mesh.size())) is not None:
@@ -122,7 +122,7 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
     """
     recompute, compilation = recipe.activation_checkpoint, recipe.compile
     recompute.configure()
-    # With row-wise float8 scales, recomputing values with another rounding can make the loss NaN (pytorch issue 150859).
+    # With row-wise float8 scales, recomputing values with different rounding can make the loss NaN (pytorch issue 150859).
     compilation.configure(emulate_casts=recipe.precision.scales_rows)
     units = [name for name in plan if name] if recipe.parallelism.wraps_units else []
     for number, name in enumerate(network.block_names()):

@@ -80,7 +80,7 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare a section's keys: the section's class and, for a group, its options, `kind` first."""
+    """Yield the classes that may declare a section's keys: its own class and, for a group, all options, option `kind` first."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

@@ -62,7 +62,7 @@ class Affects(Flag):
     SPEED = auto()
     """Time or memory of a step."""
     RESULT = auto()
-    """The trained weights, or the choice of measured steps. A run cannot be resumed after a change with this effect."""
+    """The trained weights, or the steps that are measured. A run cannot be resumed after a change with this effect."""
     FIGURES = auto()
     """Results of the whole run, such as the final loss, but not the results of a single step."""
     CHANCE = auto()
@@ -161,8 +161,8 @@ def chosen(base: type[Option]) -> BeforeValidator:
 
 
 def whole(*words: str | None, at_least: int = 1, at_most: int = 2**63 - 1) -> BeforeValidator:
-    """Return a validator for whole numbers from `at_least` to `at_most`, and `words` (None is null). `at_most` rejects numbers
-    that are probably typos and would fail late or exhaust memory. Use: `workers: Annotated[int | Auto, whole("auto")]`."""
+    """Return a validator that accepts `words` (None is null) and whole numbers from `at_least` to `at_most`. `at_most` rejects
+    probable typos: numbers that would fail late or exhaust memory. Use: `workers: Annotated[int | Auto, whole("auto")]`."""
     names = ["null" if word is None else f"'{word}'" for word in words]
     expected = " or ".join([f"a whole number of at least {at_least}", *names])
     number = {"type": "integer", "minimum": at_least, "maximum": at_most}

@@ -2,8 +2,8 @@
 
     train(recipe, meter, device=device, nodes=1, workers=2, checkpoints=Path("checkpoints"))
 
-`train` needs an initialised process group of `nodes` x `workers` ranks. Comments here and in `assembly` number the seven steps in
-which a run is assembled.
+`train` needs an initialised process group of `nodes` x `workers` ranks. Numbered comments here and in `assembly` mark the seven
+steps that assemble a run.
 """
 
 import gc
@@ -64,7 +64,8 @@ def prepare(
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     degrees = recipe.parallelism.degrees(nodes, workers)
     stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
-    config = recipe.model_dump(mode="json") if checkpoints is not None else {}  # saved as configured, not as resumed
+    # Checkpoints record the recipe as configured, before `resumed_from` changes it.
+    config = recipe.model_dump(mode="json") if checkpoints is not None else {}
     if stored is not None:
         recipe = recipe.resumed_from(stored.record)
     global_batch, _ = recipe.accumulation(degrees.data)
@@ -112,10 +113,10 @@ def train(
 ) -> tuple[nn.Module, int]:
     """Train up to step `recipe.steps`, or until any rank requests a stop. If checkpoints are saved, the last step is saved, too.
 
-    Return the trained model and the last completed step. If `checkpoints` is None, no checkpoint is saved, and only the one in
-    `checkpoint.load` is loaded. Raises ConfigError if the recipe does not fit the devices, the data or the checkpoint, and
-    TooLarge if host memory is too small. Raises NotSaved if a checkpoint cannot be written. The meter raises FloatingPointError
-    if a loss or gradient norm is not finite.
+    Return the trained model and the last completed step. If `checkpoints` is None, no checkpoint is saved, and only a checkpoint
+    that `checkpoint.load` names is loaded. Raises ConfigError if the recipe does not fit the devices, the data or the checkpoint,
+    and TooLarge if host memory is too small. Raises NotSaved if a checkpoint cannot be written. The meter raises
+    FloatingPointError if a loss or gradient norm is not finite.
     """
     run = prepare(recipe, meter, device, nodes, workers, checkpoints)
     recipe, step, consumed = run.recipe, run.done, run.consumed

@@ -23,4 +23,4 @@ def refuse_secrets(value: Any, key: str = "") -> None:
             refuse_secrets(each, f"{key}.{name}".lstrip("."))
     elif isinstance(value, str):
         for name in filter(is_secret, FROM_ENVIRONMENT.findall(value)):
-            raise ConfigError(f"{key}: ${{oc.env:{name}}}: the name suggests a secret value, and {WHERE}")
+            raise ConfigError(f"{key}: the name in ${{oc.env:{name}}} suggests a secret value, and {WHERE}")

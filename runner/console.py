@@ -65,8 +65,8 @@ def say(text: object, *, end: str = "\n", to_stderr: bool = False) -> None:
 @contextmanager
 def naming(what: str) -> Iterator[Callable[[int, int], None]]:
     """Print `what` to stderr as the name of the work in the `with` block. On a terminal, erase the name when the work ends. Yield
-    a function that receives the number of finished parts and the number of all parts. On a terminal, it shows both, and the time
-    left."""
+    a function that receives the number of finished parts and the number of all parts. On a terminal, the function shows both
+    numbers and the time left."""
     if not sys.stderr.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         with Slow(to_stderr=True) as slow:
             slow.doing(what)

@@ -37,12 +37,12 @@ class Figure(NamedTuple):
     - `median p10 p90`: also the 10th and 90th percentiles, stored under `<key>_p10` and `<key>_p90`
     - `last`, `final`: value of the last step; `final` is stored under `<group>/final_<name>`
     - `sum`: sum over all steps of the last attempt
-    - `saves`: median over checkpoints, computed by the meter because no step follows the last checkpoint
+    - `saves`: median over checkpoints, computed by the meter because rows may lack the last checkpoint
     - `once`: value of the whole run, not of a step
     - empty: the figure is not in summary.json
     """
     over_repeats: Literal["median", "min", "max", "median min max", ""]
-    """Statistic over repeats in `compare`, or a statistic and its range; empty if `compare` leaves the figure out."""
+    """Statistic over repeats in `compare`, or `median min max` for a value with a range; empty if `compare` omits the figure."""
     why: str
     """Definition of the figure."""
     over_ranks: Literal["mean", "max", "sum", ""] = ""
@@ -165,7 +165,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "the part of the step spent compiling, on the slowest rank",
            over_ranks="max"),
     Figure("perf/checkpoint_time_s", "s", "checkpoint", SECONDS, "saves", "median",
-           "time that training paused to save a checkpoint before the step, on the slowest rank; 0 if none was "
+           "time for which training paused before the step to save a checkpoint, on the slowest rank; 0 if none was "
            "saved. With `checkpoint=dcp_async`, training continues once the copy to host memory is complete and the "
            "previous checkpoint is on disk"),
     Figure("perf/comm_allocations", "buffers", "", "{:,.0f}".format, "median", "",
@@ -173,8 +173,9 @@ FIGURES: tuple[Figure, ...] = (
            "`parallelism.buffers=max_pool` or `scheduled`, all buffers are allocated in the first step and none later",
            over_ranks="mean", optional=True),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
-           "time from the start of the last attempt to the end of its first step on the device. `cold` marks the first run of a "
-           "command, which has no warm processes or caches. Cold runs are left out unless every repeat is cold",
+           "time from the start of the last attempt to the end of its first step on the device. `cold` marks a "
+           "command's first run, which has no warm processes or caches. Cold runs are left out unless every repeat "
+           "is cold",
            but="cold"),
     Figure("train/loss", "nats per token", "loss", "{:.4f}".format, "final", "median min max",
            "cross entropy in fp32, mean over all tokens of the step on all ranks", over_ranks="mean"),

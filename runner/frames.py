@@ -56,7 +56,7 @@ class Loaded:
 
     @cached_property
     def findings(self) -> list[str]:
-        """Sentences on the fastest row, the least memory, the gain over the baseline, and whether losses agree."""
+        """Sentences about the fastest row, the lowest memory, the gain over the baseline, and the agreement of losses."""
         return findings(self.comparison)
 
     @cached_property

@@ -26,7 +26,7 @@ own: list[Path] = []
 
 @contextmanager
 def also_in(config_dir: str | None) -> Iterator[None]:
-    """Include the options in a user's --config-dir during the `with` block. Raise ConfigError if the directory is missing."""
+    """Also search a user's --config-dir for options during the `with` block. Raise ConfigError if the directory is missing."""
     folder = Path(config_dir or ".").absolute()
     if not folder.is_dir():
         raise ConfigError(f"--config-dir: no such directory: {folder}")
@@ -45,7 +45,7 @@ def _search(folders: list[Path]) -> None:
 
 
 def own_kinds(group: str) -> list[str]:
-    """Return the user's own classes for a group: each `package.module:Class` that an option's file names as its `kind`."""
+    """Return the user's own classes for a group: each `package.module:Class` that is the `kind` in an option's file."""
     kinds = [str(values(group, option).get("kind")) for option in (_files(group) if own else ())]
     return list(dict.fromkeys(kind for kind in kinds if ":" in kind))
 

@@ -163,8 +163,8 @@ class Document:
             rows.append([*row, _number(middle(ours, "startup_active_gib"), ".2f")])
         if not rows:
             return ""
-        text = "The table lists the seconds from the command to the end of the first step of each run. Whenever the"
-        text += " bench starts, its cache of compiled code is empty."
+        text = "The table lists the seconds from the command to the end of the first step of each run. Each call of the"
+        text += " bench starts with an empty cache of compiled code."
         head = ["", "meshrunner", "loop", "peak active during start-up, GiB"]
         return "\n".join(["## Start", "", text, "", *_table(head, rows)])
 

@@ -47,7 +47,7 @@ class ActivationCheckpoint(Option):
 
     @property
     def recomputes_attention(self) -> bool:
-        """Whether the compiled backward recomputes attention. False for options like `full`, which rerun the compiled forward."""
+        """Whether compiled code recomputes attention in backward. False if the whole compiled forward reruns, as with `full`."""
         return False
 
     @property
@@ -159,7 +159,7 @@ class SelectiveOp(Recompute):
         return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
-        """Return a function that decides which results to save by counting calls. It serves one forward and its recomputation."""
+        """Return a function that counts calls to decide which results to save. Use it for one forward and its recomputation."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}

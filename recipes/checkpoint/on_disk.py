@@ -173,9 +173,9 @@ def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]
 
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
-    """Return the good checkpoints, newest first, in `own`, the run's `checkpoints` directory. If there are none, return those in
-    `load`. Also return a warning for each damaged checkpoint. Raises ConfigError if `own` has checkpoints in another format and
-    no good checkpoint, or if `load` is given and neither directory has a good checkpoint."""
+    """Return the good checkpoints in `own` (the run's `checkpoints` directory), newest first. If there are none, return those
+    in `load`. Also return a warning for each damaged checkpoint. Raises ConfigError if `own` has checkpoints in another format
+    and no good checkpoint, or if `load` is given and neither directory has a good checkpoint."""
     found, damaged = _read_all(own) if own else ([], {})
     if not found:
         for path, error in damaged.items():
@@ -201,7 +201,7 @@ def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoin
 def publish(temporary: Path, final: Path, keep: int | None) -> None:
     """Give a complete checkpoint its final name. Then delete older checkpoints, except the newest `keep` - 1 good ones."""
     if final.exists():
-        remove_checkpoint(final)  # it must be damaged, otherwise this step would not have been trained again
+        remove_checkpoint(final)  # the old one must be damaged, otherwise this step would not have been trained again
     temporary.rename(final)
     sync_folder(final.parent)
     if keep is None:
@@ -218,7 +218,7 @@ def remove_checkpoint(path: Path) -> None:
     temporary = path.with_name(f"{TEMPORARY}removed-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     path.rename(temporary)
-    shutil.rmtree(temporary, ignore_errors=True)  # rmtree deletes no links: a linked checkpoint and its link remain
+    shutil.rmtree(temporary, ignore_errors=True)  # rmtree deletes neither a symbolic link nor its target
 
 
 def remove_leftovers(folder: Path) -> None:

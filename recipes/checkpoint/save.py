@@ -46,7 +46,7 @@ class ChecksummedWriter(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         try:
             written = WriteResults(super().write_data(plan, planner).wait())
-        except Exception as error:  # on a full disk, torch only reports unexpected positions in a file
+        except Exception as error:  # on a full disk, torch's error mentions only an unexpected file position
             folder = Path(self.path)
             left = sum(item.tensor_storage_size() or 0 for item in plan.items)
             left -= sum(file.stat().st_size for file in folder.glob(f"__{dist.get_rank()}_*"))

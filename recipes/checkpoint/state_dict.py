@@ -52,7 +52,7 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
 
 
 def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into a model and optimizer. Raise ConfigError if it does not fit them. All ranks must call `restore`."""
+    """Load a checkpoint into a model and optimizer, or raise ConfigError if it does not fit. All ranks must call `restore`."""
     state = get_state(model, optimizer)
     try:
         load(dict(state), storage_reader=FileSystemReader(stored.path))

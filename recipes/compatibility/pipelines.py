@@ -68,13 +68,13 @@ ROWS = [
     Conflict(
         when=lambda r, p, d: _splits(p) and _reshards(r, p, d),
         where="parallelism.reshard_after_forward",
-        reason=f"{SPLIT} lose the gradients of FSDP2 units that are freed after forward",
+        reason=f"{SPLIT} lose the gradients of FSDP2 units whose parameters are freed after forward",
         instead=f"parallelism.reshard_after_forward=never for every unit, or {WHOLE_BACKWARD}",
     ),
     Conflict(
         when=lambda r, p, d: _splits(p) and r.activation_checkpoint.kind != "none",
         where="activation_checkpoint",
-        reason=f"{SPLIT} fail or recompute a block several times (once for each group of its weights)",
+        reason=f"{SPLIT} either fail, or recompute each block several times (once for each group of its weights)",
         instead=f"activation_checkpoint=none, or {WHOLE_BACKWARD}",
     ),
     Conflict(

@@ -58,7 +58,7 @@ ROWS = [
         when=lambda r, p, d: r.compile.cuda_graph and not p.capturable,
         where="compile.cuda_graph",
         reason=(
-            "the host takes part in every step: it waits for events or token counts (DDP, FSDP1, megatron_fsdp, expert > 1), "
+            "in every step, the host waits for events or token counts (DDP, FSDP1, megatron_fsdp, expert > 1), "
             "checks or allocates buffers (parallelism.buffers other than dynamic), or updates parameters (cpu_offload)"
         ),
         instead="parallelism=single, or fsdp2 with expert=1, buffers=dynamic and cpu_offload=false",
@@ -168,10 +168,10 @@ ROWS = [
         when=lambda r, p, d: d.context > 1 and r.seq_len % p.sequence_pieces > 0,
         where="seq_len",
         reason=(
-            "each sequence is cut into equal pieces, whose number is context (ulysses) or 2 x context (allgather), "
+            "each sequence is cut into N equal pieces, where N is context (ulysses) or 2 x context (allgather), "
             "multiplied by tensor if sequence_parallel=true"
         ),
-        instead="a seq_len that is a multiple of the number of pieces",
+        instead="a seq_len that is a multiple of N",
     ),
     Conflict(
         when=lambda r, p, d: p.expert > 1 and not isinstance(p, FSDP2),

@@ -119,7 +119,7 @@ class TorchCompile(Compile):
 
     def problems(self) -> list[str]:
         if self.backend in ("inductor", "aot_eager", "eager"):
-            return []  # every torch has these backends
+            return []  # every version of torch has these backends
         import torch
 
         if self.backend in torch.compiler.list_backends(exclude_tags=()):

@@ -48,7 +48,7 @@ class CapturedStep:
         self._lr.fill_(lr)
         if self._graph is not None and self._captured_with != self._constants(batches):
             warnings.warn(
-                "compile.cuda_graph: the shape of the batch or a setting of the optimizer changed; the graph is not used again",
+                "compile.cuda_graph: the batch shape or an optimizer setting changed; later steps run without the graph",
                 stacklevel=2,
             )
             self._graph, self._uncaptured = None, math.inf

@@ -12,7 +12,7 @@ from meshrunner.recipes.data.base import Sequences
 
 Batches = list[tuple[Tensor, Tensor]]
 Part = Callable[[Tensor, int], Tensor]
-"""(tensor with all tokens of sequences, the dimension of the tokens) -> the tokens that this rank holds."""
+"""(tensor with all tokens of some sequences, its token dimension) -> the part of the tensor that this rank holds."""
 
 
 def all_tokens(x: Tensor, dim: int) -> Tensor:
@@ -55,7 +55,7 @@ class Loader:
             raise RuntimeError("the loader is closed")
         ready = self._ready.get()
         if isinstance(ready, Exception):
-            self._ready.put(ready)  # for later calls, because the thread has ended
+            self._ready.put(ready)  # keep the error for later calls, because the thread has ended
             raise ready
         rows = ready.to(self._device, non_blocking=True)  # on the step's stream; asynchronous if `ready` is pinned
         return micro_batches(rows, self._micro_batch, self._own)
@@ -64,7 +64,7 @@ class Loader:
         """Stop the thread and wait at most 1 s. A thread that runs longer ends with the process, because it is a daemon."""
         self._closed = True
         with suppress(Empty):
-            self._ready.get_nowait()  # makes room in the queue, for which the thread may be waiting
+            self._ready.get_nowait()  # make room in the queue, because the thread may be waiting for room
         self._thread.join(timeout=1.0)
 
     def _prefetch(self, step: int) -> None:
@@ -79,7 +79,7 @@ class Loader:
         rows = torch.from_numpy(self._sequences.rows((step - 1) * self._global_batch + self._offset, self._rows))
         if self._device.type != "cuda":
             return rows
-        torch.cuda.set_device(self._device)  # set per thread, otherwise every rank opens a context on the first GPU
+        torch.cuda.set_device(self._device)  # needed in every thread; otherwise all ranks open contexts on GPU 0
         return rows.pin_memory()
 
 

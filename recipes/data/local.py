@@ -98,7 +98,7 @@ class Jsonl(LocalText):
                     is_array = number == 1 and line.lstrip().startswith(b"[")
                     rows = from_json(line + file.read()) if is_array else [from_json(line.decode())]
                     if not all(isinstance(row, dict) for row in rows):
-                        raise ValueError("it contains another JSON value")
+                        raise ValueError("it contains a JSON value of another type")
                     yield from rows
             return
         except UnicodeDecodeError:

@@ -87,7 +87,7 @@ class PackedSequences:
         """Wait until `tokens` tokens (None: all) are packed, then map tokens.bin. Raises RuntimeError if packing has stopped."""
         idle_since: float | None = None
         while True:
-            produced = self.entry.is_locked()  # checked first, because the last record is written under the lock
+            produced = self.entry.is_locked()  # check before reading, because the last record is written under the lock
             progress = self.entry.read() or PackProgress()
             if progress.complete or (tokens is not None and progress.tokens >= tokens):
                 break

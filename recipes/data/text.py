@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import time
 import zlib
 from abc import abstractmethod
@@ -50,7 +49,7 @@ class PackedText(Data):
 
     @abstractmethod
     def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """Yield each document after `position`, with the position after it. Raises ConfigError if a document is unreadable."""
+        """Yield (document, position after it) for all documents after `position`. Raises ConfigError if one is unreadable."""
 
     def no_text_message(self) -> str:
         return "data: the source contains no text; choose another source"
@@ -93,7 +92,7 @@ class PackedText(Data):
 
     def started(self, spec: DataSpec) -> bool:
         entry = self.entry(spec)
-        written = entry.is_locked()  # checked first, because a failure is recorded before the lock is released
+        written = entry.is_locked()  # check before reading, because a failure is recorded before the lock is released
         progress = entry.read()
         if progress is None:
             return False
@@ -112,7 +111,9 @@ class PackedText(Data):
         identity: dict[str, Any] = {"source": self.source()}
         if self.tokenizer is None:
             identity["train"] = self._vocabulary(spec)
-            identity["sentencepiece"] = importlib.metadata.version("sentencepiece")
+            from importlib.metadata import version
+
+            identity["sentencepiece"] = version("sentencepiece")
         else:
             identity["tokenizer"] = hashlib.sha256(tokenizers.read_model(self.tokenizer)).hexdigest()
         return CacheEntry(identity)
@@ -223,7 +224,7 @@ def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[li
 
 
 def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
-    """Return the text in a column ("" for null). Raise ConfigError about `file` if the column is missing or not text."""
+    """Return the text in a column ("" for null). Raise ConfigError (naming `file`) if the column is missing or not text."""
     if column not in row:
         raise missing_column(column, list(row), file)
     text = row[column]

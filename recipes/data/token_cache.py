@@ -104,7 +104,7 @@ class CacheEntry:
                 locked = True
             except BlockingIOError:
                 locked = False
-            except OSError as error:  # including a file system without locks
+            except OSError as error:  # also raised by a file system without locks
                 raise ConfigError(
                     f"cannot lock the cache entry {self.folder} ({error.strerror}); set MESHRUNNER_CACHE to another directory"
                 ) from None

@@ -47,8 +47,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
         if "smaller than required_chars" in why:  # "... required_chars. 256 vs 347. Increase ..."
             needed = why.partition(" vs ")[2].partition(".")[0]
             raise ConfigError(
-                f"data: a vocabulary of {vocab_size} is too small: a tokenizer of this text needs at least {needed} tokens "
-                "for the 256 byte values and the frequent characters; raise model.vocab_size (or data.vocab_size)"
+                f"data: a vocabulary of {vocab_size} is too small, because a tokenizer of this text needs "
+                f"at least {needed} tokens for the 256 byte values and the frequent characters; "
+                "raise model.vocab_size (or data.vocab_size)"
             ) from None
         raise ConfigError(
             f"data: sentencepiece cannot train a tokenizer on this text: {why}; set data.tokenizer to a .model file"

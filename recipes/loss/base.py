@@ -76,8 +76,8 @@ class ChunkedLoss(Loss):
         def mean_loss(output: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
             if isinstance(hidden, DTensor):
                 hidden = hidden.to_local()
-            # Under sequence parallelism a rank holds a shard of every sequence. The projection all-gathers the same
-            # positions of all shards, shard by shard, so a chunk's targets are selected in that order.
+            # Under sequence parallelism, a rank holds a shard of every sequence. A chunk is the same range of positions in each
+            # shard. The projection all-gathers the chunk shard by shard, so the chunk's targets are selected in that order.
             parts = targets.view(targets.shape[0], -1, hidden.shape[1])  # [batch, shards, positions of a shard]
             positions = max(1, self.tokens // hidden.shape[0])
             losses = [

@@ -82,7 +82,7 @@ def summed_in_chunks(weight: Tensor, summed: SummedLoss, hidden: Tensor, targets
         own, gradient = _ChunkWeight.apply(weight.detach(), gradient)  # type: ignore[no-untyped-call]
         return summed(F.linear(hidden, own), targets), gradient
 
-    # The chain of `gradient` through the chunks carries the accumulated gradient back to the weight.
+    # `gradient` passes through all chunks, so that backward accumulates the weight's gradient along this chain.
     gradient = _GradientCarrier.apply(weight)  # type: ignore[no-untyped-call]
     losses = []
     for chunk, part in chunks:

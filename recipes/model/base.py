@@ -62,7 +62,7 @@ class Model(Option):
 
     @property
     def tokens_ahead(self) -> int:
-        """Number of tokens beyond the next token that the model predicts at every position."""
+        """Number of tokens that the model predicts at every position, in addition to the next token."""
         return 0
 
     def inactive_parameters(self) -> int:
@@ -95,11 +95,11 @@ class Model(Option):
         raise NotImplementedError
 
     def block_flops(self, seq_len: int) -> list[int]:
-        """Return the training FLOPs per token of each block, then those of all later modules. Only pipelines use them."""
+        """Return the training FLOPs per token of each block, then their sum over all later modules. Needed only for pipelines."""
         raise NotImplementedError
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
-        """Return a message for each width that grouped matmuls reject, such as `dim`. tensor: tensor-parallel degree."""
+        """Return a message for each width, such as `dim`, that grouped matmuls reject. tensor: tensor-parallel degree."""
         return []
 
     def on(self, device_type: str, *, deterministic: bool = False) -> Self:
@@ -131,7 +131,7 @@ class Model(Option):
         return self.at_depth(blocks)
 
     def build(self, seq_len: int) -> Network:
-        """Build the network and freeze parameters. Raise ConfigError if a pattern matches none of them or if all are frozen."""
+        """Build the network and freeze parameters. Raise ConfigError if a pattern matches no parameter or all are frozen."""
         network = self.network(seq_len)
         parameters = dict(network.named_parameters())
         for pattern in self.freeze:

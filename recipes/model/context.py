@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as collectives
 from torch.nn.attention.bias import causal_lower_right
 
-AUTOGRAD_GATHER = ("all_gather_single_autograd", "all_gather_tensor_autograd")  # since torch 2.13, and before
+AUTOGRAD_GATHER = ("all_gather_single_autograd", "all_gather_tensor_autograd")  # names since and before torch 2.13
 _all_gather = next(getattr(collectives, name) for name in AUTOGRAD_GATHER if hasattr(collectives, name))
 _wait: Callable[[Tensor], Tensor] = collectives.wait_tensor
 

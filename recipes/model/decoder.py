@@ -69,7 +69,7 @@ class Experts(Section):
         if self.normalize and self.per_token == 1:
             raise PydanticCustomError(
                 "experts",
-                "with per_token=1, normalize=true divides the only weight by itself, and the router would never learn; "
+                "with per_token=1, normalize=true divides the only weight by itself, so the router would never learn; "
                 "use normalize=false",
             )
         return self

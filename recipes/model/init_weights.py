@@ -91,7 +91,7 @@ class Initialiser:
 
 
 def _narrowed(value: Tensor, own: list[range]) -> Tensor:
-    # `narrow`, because fake CUDA tensors cannot be sliced.
+    # Use `narrow`, because fake CUDA tensors cannot be sliced.
     for dim, indices in enumerate(own):
         value = value.narrow(dim, indices.start, len(indices))
     return value

@@ -39,8 +39,8 @@ class Network(nn.Module):
 
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
-    `output` is the projection module. The `chunked` loss calls the projection once per pass if the projection is a linear
-    layer without bias in the network's attribute `output`. Otherwise, the `chunked` loss calls the projection once per chunk.
+    `output` is the projection module. The `chunked` loss calls the projection once per pass if the network's attribute
+    `output` is a linear layer without bias. Otherwise, the `chunked` loss calls the projection once per chunk.
     """
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Network(nn.Module):
         return False
 
     def stays_fp32(self, name: str) -> bool:
-        """Whether forward uses a parameter in fp32 with every `precision`. Layouts that cannot mix dtypes ignore this method."""
+        """Whether forward uses a parameter in fp32 under every `precision`. Layouts that cannot mix dtypes ignore this method."""
         return False
 
     def exchanged_elements(self, block: int) -> int:
@@ -143,7 +143,7 @@ class Loads:
             dist.all_reduce(self.tokens, group=group)
         total = self.tokens.sum(-1, keepdim=True)
         if self.bias_rate:
-            # Multiplied by the number of experts, mean - load is an integer, so that equal loads compare equal.
+            # (mean load - load) x number of experts is an integer, so equal loads compare equal.
             below = torch.sign(total - self.tokens * self.tokens.shape[-1])
             self.bias += torch.where(finite, self.bias_rate * below, 0.0)
         violations = _violations(self.tokens)

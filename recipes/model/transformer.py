@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
     def styles(self, sequence_parallel: bool) -> TensorPlan:
-        """Return SequenceParallel if the sequence is sharded, else no style. Both give each rank the full weight gradient."""
+        """Return SequenceParallel if the sequence is sharded, else no style. Each rank always gets the full weight gradient."""
         from torch.distributed.tensor.parallel import SequenceParallel
 
         return {"": SequenceParallel()} if sequence_parallel else {}
@@ -54,8 +54,8 @@ class RMSNorm(nn.Module):
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """Return the rotation angle of each pair of elements, in radians per position: [head_dim / 2], fp32, on the CPU. The order of
-    operations is the same as in transformers' `_compute_llama3_parameters`, for equal rounding. At position 8,000, a change in
-    the last bit of a frequency near 1 changes the angle by half a thousandth of a radian."""
+    operations is the same as in transformers' `_compute_llama3_parameters`, so that rounding is equal. At position 8,000, a
+    change in the last bit of a frequency near 1 changes the angle by half a thousandth of a radian."""
     freqs = 1.0 / theta ** (torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
     if scaling is None:
         return freqs

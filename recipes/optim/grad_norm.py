@@ -48,5 +48,5 @@ def squared_norm(trained: Sequence[Trainable], device: torch.device | None = Non
 def clip_by_norm(trained: Sequence[Trainable], norm: Tensor, max_norm: float) -> None:
     """Scale gradients in place if `norm` exceeds `max_norm`. The host waits for the device only if gradients are on the host."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    if gradients := local_gradients(trained):  # a pipeline stage may have none
+    if gradients := local_gradients(trained):  # a pipeline stage may have no gradients
         torch._foreach_mul_(gradients, factor.to(gradients[0].device))

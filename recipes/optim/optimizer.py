@@ -63,7 +63,7 @@ class AdamW(Optimizer):
         import torch
 
         return torch.optim.AdamW(
-            [{"params": list(parameters)}],  # an untrained stage has none, which torch accepts only in a group
+            [{"params": list(parameters)}],  # a stage may have no parameters, which torch accepts only in a group
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,

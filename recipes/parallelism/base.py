@@ -43,12 +43,12 @@ class Degrees(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Number of data-parallel ranks that train on different sequences of the global batch."""
+        """Number of slices into which data parallelism cuts the sequences of a global batch."""
         return self.replicate * self.shard // self.context
 
     @property
     def without_context(self) -> tuple[int, int]:
-        """The degrees (`replicate`, `shard`), with the one that counts the ranks of `context` divided by `context`."""
+        """The degrees (`replicate`, `shard`), but the degree that counts the ranks of `context` is divided by `context`."""
         if self.shard % self.context:
             return self.replicate // self.context, self.shard
         return self.replicate, self.shard // self.context
@@ -78,8 +78,8 @@ class Parallelism(Option):
     autocasts: ClassVar[bool] = False
     """Whether forward runs under autocast with fp32 parameters. Without autocast, `apply` sets the compute dtype."""
     gathers_per_call: ClassVar[bool] = False
-    """Whether backward all-gathers a unit once per forward call, but never an embedding. If false, backward all-gathers every
-    unit once per micro batch."""
+    """Whether backward all-gathers a unit once for each of its forward calls, and never gathers an embedding. If false, backward
+    all-gathers every unit once per micro batch."""
 
     shard: AutoCount
     """Devices that parameters, gradients and optimizer state are sharded over. auto: all devices / the other degrees."""
@@ -144,7 +144,7 @@ class Parallelism(Option):
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can capture a step. If so, steps launch the same kernels, and the host never waits for the GPU."""
+        """Whether a CUDA graph can capture a step. If so, every step launches the same kernels, and the host never waits."""
         return False
 
     @property
@@ -242,7 +242,7 @@ class Parallelism(Option):
         if unit.lookup and self.gathers_per_call:
             in_backward = 0
         reductions = micro_batches
-        if self.accumulate == "hold":  # a unit that is called twice also reduces the gradients between the calls
+        if self.accumulate == "hold":  # if a unit is called twice, its gradients are also reduced between the calls
             reductions = 2 if self.gathers_per_call and unit.calls > 1 < micro_batches else 1
         gathers = micro_batches * (in_forward + in_backward)
         return Traffic(gathers * precision.param_bytes * (unit.trained + unit.frozen), reductions * reduced)

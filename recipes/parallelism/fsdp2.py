@@ -34,7 +34,7 @@ class FSDP2(Parallelism):
     gathers_per_call: ClassVar[bool] = True
 
     prefetch: Annotated[int, whole(at_least=0)]
-    """Units to all-gather ahead. 0: torch's default, one."""
+    """Units to all-gather ahead. 0: torch's default (1)."""
     cpu_offload: bool
     """Whether parameters, gradients and optimizer state are stored on the host."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
@@ -166,14 +166,14 @@ class FSDP2(Parallelism):
         if self.accumulate == "hold":
             model.set_requires_gradient_sync(last)
         elif self.replicate > 1:
-            model.set_requires_all_reduce(last)  # until then, each replica accumulates its own gradients
+            model.set_requires_all_reduce(last)  # until the last micro batch, replicas accumulate their own gradients
         return nullcontext()
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
         stacks = unit.of(is_stack=True)
         if self.expert == 1 or not stacks.parameters:
             return super().traffic(unit, precision, degrees, micro_batches)
-        # Experts on several devices are sharded over fewer devices than the rest of the unit.
+        # `expert` already divides the experts, so FSDP shards them over fewer devices than the rest of the unit.
         of_stacks = degrees._replace(shard=degrees.shard // self.expert)
         rest = super().traffic(unit.of(is_stack=False), precision, degrees, micro_batches)
         experts = super().traffic(stacks, precision, of_stacks, micro_batches)

@@ -191,7 +191,7 @@ class MegatronFSDP(Parallelism):
 
 @contextmanager
 def without_update(optimizer: Optimizer) -> Iterator[None]:
-    """Neutralise the optimizer step that `fully_shard_optimizer` takes in releases before 0.7.0 (Megatron-LM PR 5976)."""
+    """Suppress the effect of the optimizer step that `fully_shard_optimizer` takes before release 0.7.0 (Megatron-LM PR 5976)."""
     keys = ("lr", "weight_decay")
     before = [{key: group[key] for key in keys if key in group} for group in optimizer.param_groups]
     for group, values in zip(optimizer.param_groups, before, strict=True):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
-    """Return the sizes of the mesh dimensions, outermost first. `shard` is always included, because a mesh needs a dimension."""
+    """Return the sizes of the mesh dimensions, outermost first. `shard` is included even if 1: a mesh cannot be empty."""
     sizes = {"pipeline": degrees.pipeline, "replicate": degrees.replicate}
     sizes |= {"shard": degrees.shard, "tensor": degrees.tensor}
     return {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
@@ -41,13 +41,13 @@ def named_mesh(device_type: str, dims: dict[str, int]) -> DeviceMesh:
 
 
 def place(mesh: DeviceMesh, degrees: Degrees) -> tuple[int, int]:
-    """Return this rank's index among ranks with different sequences, and its index among ranks with equal sequences."""
+    """Return the index of this rank's set of sequences, and the rank's index among the `context` devices sharing it."""
     return divmod(mesh.get_rank() % (degrees.devices // degrees.pipeline) // degrees.tensor, degrees.context)
 
 
 def context_group(mesh: DeviceMesh, layout: Parallelism) -> ProcessGroup:
     """Return the group of the ranks that share this rank's sequences."""
-    # FSDP needs shard x context as one dimension, so the context is a dimension of another mesh over the same ranks.
+    # FSDP needs shard x context as one dimension, so `context` is a dimension of a second mesh over the same ranks.
     data = mesh.size() // (layout.context * layout.tensor)
     dims = {"data": data, "context": layout.context, "tensor": layout.tensor}
     return named_mesh(mesh.device_type, dims).get_group("context")
@@ -64,7 +64,7 @@ def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def data_groups(mesh: DeviceMesh) -> tuple[ProcessGroup, ...]:
-    """Return the process groups of ranks with different tokens or blocks. Summing over all groups counts each token once."""
+    """Return this rank's group in each mesh dimension except `tensor`. A sum over all these groups counts each token once."""
     names = mesh.mesh_dim_names or ()
     return tuple(mesh.get_group(name) for name in names if name != "tensor" and mesh[name].size() > 1)
 

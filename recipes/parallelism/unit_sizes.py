@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """One device's part of a parameter after tensor and expert parallelism, before FSDP. If parts differ in size, the largest."""
+    """One device's part of a parameter (the largest, if sizes differ) after tensor and expert parallelism, before FSDP."""
 
     shape: tuple[int, ...]
     trained: bool

@@ -184,7 +184,7 @@ class Float8(BF16):
 
     def untraceable(self) -> str | None:
         mxfp8 = self.scaling == "mxfp8" and not self.emulate
-        return "precision.scaling=mxfp8 uses Triton kernels of torchao, which exist only on a GPU" if mxfp8 else None
+        return "precision.scaling=mxfp8 uses Triton kernels of torchao, which run only on a GPU" if mxfp8 else None
 
     def convert(self, network: Network, tensor: int) -> None:
         from torch import nn

@@ -189,5 +189,5 @@ def as_yaml(calibration: Calibration) -> str:
 
     hardware = json.loads(calibration.hardware.model_dump_json(), parse_float=rounded)
     many, error = hardware["calibrated"]["runs"], hardware["calibrated"]["error_pct"]
-    title = f"# Fitted to {many} measured combinations; each was predicted from the others to within {error:g}%\n"
+    title = f"# Fitted to {many} measured combinations; a fit to the others predicted each to within {error:g}%\n"
     return title + yaml.safe_dump(hardware, sort_keys=False, default_flow_style=None, width=120)

@@ -78,7 +78,7 @@ class Fitted(NamedTuple):
     unknown: dict[str, float]
     """Standard deviation of each constant's logarithm after the fit, divided by the deviation before the fit."""
     ratio_unknown: float
-    """Same fraction as in `unknown`, for matmul speed / memory bandwidth. The speedup from compiling depends on this ratio."""
+    """Like a value of `unknown`, but for (matmul speed / memory bandwidth), which decides the speedup from compiling."""
 
     @property
     def tells_apart(self) -> bool:
@@ -96,7 +96,7 @@ def fit(hardware: GPU | CPU, runs: Sequence[MeasuredRun], near: GPU | CPU | None
         return scaled(hardware, {each.key: math.exp(x) for each, x in zip(constants, logarithms, strict=True)})
 
     def residuals(logarithms: Any) -> Any:
-        """Return residuals in standard deviations: log(predicted / measured speed) of each run, then each constant's log."""
+        """Return residuals in standard deviations: log(predicted / measured speed) per run, then log(factor) per constant."""
         device = with_factors(logarithms)
         errors = [math.log(each.workload.wps(device) / each.wps) for each in runs]
         return np.concatenate([np.array(errors) / noise, logarithms / priors])

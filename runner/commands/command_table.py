@@ -8,7 +8,7 @@ WHERE = "--where"
 BEST_BY = Flag("--best-by", "show the best row for each combination of these keys; default: sweep.best_by", "KEY,...")
 CFG = ("job", "hydra", "all")
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-RUN_FAILED = "a run failed, crashed or timed out, or a single run was out of memory"
+RUN_FAILED = "a run failed, crashed or timed out, or a single run ran out of memory"
 
 MULTIRUN = Flag("-m, --multirun", "execute a sweep: every combination of the given values", hydra=True)
 HYDRA = (
@@ -110,7 +110,7 @@ _COMMANDS = (
     ),
     Command(
         "planning/lock",
-        "record what a configuration determines exactly, or check it",
+        "record exact facts about a configuration, or check them",
         own_options=(
             Flag("--check", "derive the facts in the lock file again, and exit with 3 if one changed", exclusive=True),
             Flag("--update", "derive the facts again and accept all changes", exclusive=True),
@@ -154,7 +154,7 @@ _COMMANDS = (
             Flag(WHERE, "only rows with this property (repeatable): state!=oom, 'wps>5000'", "EXPR", repeats=True),
             BEST_BY,
             Flag("--sort", "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
-            Flag("--top", "show only the first N rows in the order of --sort, or else the N fastest", "N", "number"),
+            Flag("--top", "show only the first N rows by --sort, or the N fastest without --sort", "N", "number"),
             Flag("--fail-if", "exit with 3 if a tested difference fails RULE: 'speed<-5%', loss", "RULE", repeats=True),
             Flag("--why", "explain the difference between each row and its baseline, as `meshrunner why` does"),
             Flag("--strict", "with --fail-if: also exit with 3 if a rule cannot be decided"),

@@ -7,7 +7,7 @@ from meshrunner.runner.commands.declaration import Command
 from meshrunner.runner.console import in_two_columns, paragraph
 
 OVERRIDES = "key=value or group=option; +key=value adds a key, ~key removes one; with -m, key=a,b tries both values"
-ENDED = "every run completed; in a sweep, out-of-memory and skipped runs also count as results"
+ENDED = "every run completed; in a sweep, out-of-memory and skipped runs are not failures"
 WRONG = "the arguments or the configuration are wrong; nothing was started"
 STOPPED = {75: "preempted; `resume DIR` continues", 130: "interrupted"}
 

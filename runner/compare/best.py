@@ -24,7 +24,7 @@ class Candidate(NamedTuple):
 
     measured: bool
     fits: bool
-    """Whether the run fits; False if the predicted verdict is `borderline`."""
+    """Whether the run fits into memory; False if the predicted verdict is `borderline`."""
     speed: float
     """Measured value of the figure `Comparison.speed`, or predicted WPS if the row was not measured."""
     row: Row

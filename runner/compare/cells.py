@@ -122,7 +122,10 @@ def legend(comparison: Comparison) -> Iterator[str]:
             "table"
         )
     if any(len(row.runs) > 1 for row in comparison.rows):
-        yield "a row of several runs shows their median, their lowest p10 and highest p90, and their highest memory peaks"
+        yield (
+            "a row of several runs shows the median of the runs, the lowest p10, the highest p90 and the highest "
+            "memory peaks"
+        )
     if any(emulated(row.runs[0]) for row in comparison.rows):
         yield (
             "emulated: one device executed only the named rank. Its compute and memory are measured, its "
@@ -150,7 +153,10 @@ def _few_steps(run: Run) -> str:
     if left is None or left >= FEWEST_STEPS:
         return ""
     after, steps = (text(run.config.get(key)) for key in ("measure_after", "steps"))
-    return f"measure_after={after} leaves {left or 'none'} of {steps} steps: too few for a reliable speed; raise steps"
+    return (
+        f"measure_after={after} leaves {left or 'none'} of {steps} steps to measure, too few for a reliable speed; "
+        "raise steps"
+    )
 
 
 def reasons(comparison: Comparison) -> list[str]:

@@ -24,7 +24,7 @@ MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
 """Keys that determine the number of devices. Rows that differ only in the number of devices show how a layout scales."""
 
-NO_BASELINE = "no baseline row has the same values of all other varying keys"
+NO_BASELINE = "no baseline row equals this row in all other varying keys"
 """Reason why a row has no baseline to be compared with."""
 
 
@@ -225,9 +225,9 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
     """Return the index of each row's baseline, keyed by the index of the row. Leave out rows without a baseline. Ignore settings
-    that the baseline's option lacks, such as `model.experts` if the baseline is `model=llama_tiny`, and the version of torch if
-    the baseline is a Python interpreter. If the baseline is a directory with a single row, this row is the baseline of all
-    other rows."""
+    that the baseline's option lacks, such as `model.experts` if the baseline is `model=llama_tiny`. If the baseline is a Python
+    interpreter, also ignore the version of torch. If the baseline is a directory with a single row, this row is the baseline of
+    all other rows."""
     there = {name for row in rows if text(row.values.get(key)) == value for name in row.values}
     own = {
         key,

@@ -15,7 +15,7 @@ from meshrunner.runner.figures import figure_of, number
 LISTED = 3
 """Maximum number of rows that a sentence names."""
 WORTH_NAMING = 0.02
-"""Smallest relative difference in a figure other than the speed, such as memory, that a sentence names."""
+"""Smallest relative difference that a sentence mentions, for figures other than the speed, such as memory."""
 WORKLOAD = ("model", "seq_len")
 """Sections and keys that decide the work per token. No row is called the fastest if the work per token differs."""
 TAKES = f"a test needs {REPEATS} completed runs of a combination (sweep.repeat={REPEATS} or auto)"
@@ -29,7 +29,7 @@ Values = dict[str, Any]
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """Return the sentences to print above a table. They count untested gains over a baseline, but do not quantify them."""
+    """Return the sentences to print above a table. Gains that are not tested are counted but not quantified."""
     shown = f"Shown: {comparison.selection}" if comparison.selection else ""
     found = [_best(comparison), *_against(comparison), _losses(comparison), _without_result(comparison), shown]
     return [f"{sentence}." for sentence in found if sentence]
@@ -49,7 +49,7 @@ def _best(comparison: Comparison) -> str:
         return ""
     fastest, equal = _leader(rows, comparison.noise)
     if len(equal) == len(rows) - 1:
-        sentence = f"No tested row is faster than another beyond noise ({speed.title})"
+        sentence = f"No tested row is faster than another by more than noise ({speed.title})"
     else:
         sentence = f"Fastest: {comparison.name(fastest)} ({speed.text(median(fastest.measured(speed)))} {speed.title})"
         sentence += _within_noise(equal, comparison)
@@ -80,7 +80,7 @@ def _leader(rows: Sequence[Row], noise: Noise, sign: int = 1) -> tuple[Row, list
 
 def undecided(comparison: Comparison, among: Sequence[Row] | None = None) -> list[Row]:
     """Return the rows that a further round should repeat: rows within noise of their baseline, or of the fastest row. Ignore rows
-    with several incomplete runs. A single run may have failed by chance. `among`: rows to consider, or None for all rows."""
+    with two or more incomplete runs; a single run may have failed by chance. `among`: rows to consider, or None for all rows."""
     rows = comparison.rows if among is None else among
     usable = [row for row in rows if row.measured(comparison.speed) and len(row.runs) - len(row.completed) <= 1]
     if comparison.baseline and among is None:
@@ -198,7 +198,7 @@ def _without_result(comparison: Comparison) -> str:
     parts = []
     for state in dict.fromkeys(filter(None, map(_trouble, comparison.rows))):
         rows = [row.values for row in comparison.rows if _trouble(row) == state]
-        # If rows that were skipped or have not ended had run, they might also have ended in this state.
+        # Leave out rows that were skipped or have not ended: they might have ended in the same state.
         never = () if state == "skipped" else ("skipped", "pending", "running")
         others = [row.values for row in comparison.rows if _trouble(row) != state and row.state not in never]
         causes = common(rows, others, comparison.keys)

@@ -15,7 +15,7 @@ MEASURED = Affects.SPEED | Affects.RESULT | Affects.FIGURES
 DIRECTORY = "directory"
 """Key of `Run.directory` in the table."""
 FOLLOWS = {"optimizer.lr": "model"}
-"""Keys whose default depends on a group, mapped to the group. If the model varies, default learning rates need no column."""
+"""Keys whose default depends on a group, mapped to that group. If the model varies, default learning rates need no column."""
 
 
 def _text_hash(run: Run) -> str | None:

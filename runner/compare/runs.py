@@ -126,8 +126,8 @@ class Run:
 
     @property
     def round(self) -> tuple[Path, str]:
-        """The round of a sweep in which the run was executed, or a unique value. A round executes every combination once.
-        `sweep.repeat` and `sweep.seeds` add rounds; `seed=0,1` does not."""
+        """The round of a sweep in which the run was executed; a unique value if there are no rounds. A round executes every
+        combination once. `sweep.repeat` and `sweep.seeds` add rounds; `seed=0,1` does not."""
         several = self.sweep.get("repeat", 1) != 1 or self.sweep.get("seeds", 1) != 1
         repeat = repeat_of(self.path.name) if several else ""
         return (self.path.parent if repeat else self.path, repeat)

@@ -70,7 +70,10 @@ def print_table(comparison: Comparison) -> None:
     if comparison.baseline is None and comparison.keys:
         sentences(["--baseline KEY=VALUE compares each row with a baseline row"])
     if len(tables) * len(comparison.rows) > screen.height:
-        hint = "`meshrunner compare DIR --top N` shows the N fastest, --where KEY=VALUE selects rows, --sort KEY sorts rows"
+        hint = (
+            "`meshrunner compare DIR --top N` shows the N fastest rows, --where KEY=VALUE selects rows, "
+            "--sort KEY sorts rows"
+        )
         sentences(["", *found, f"{len(comparison.rows)} rows: {hint}"])  # the first lines have scrolled off the screen
 
 

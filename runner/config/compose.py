@@ -1,4 +1,4 @@
-"""Combine the overrides on the command line and the YAML files in `conf/` into one configuration with Hydra's class `Hydra`.
+"""Compose one configuration from the YAML files in `conf/` and the overrides on the command line, with Hydra's class `Hydra`.
 `@hydra.main` would swallow errors and create run directories for invalid configurations, and Hydra's public compose API supports
 neither sweepers nor `--cfg` nor tab completion."""
 
@@ -69,8 +69,6 @@ class Composer:
         private.register_resolver("pick", lambda key, table, default=None: table.get(key, default))
         GlobalHydra.instance().clear()
         self.hydra = private.Hydra.create_main_hydra2("meshrunner", path)
-        loader: Any = self.hydra.config_loader
-        loader.repository = private.ReadOnce(loader.repository)
 
     def answer_query(self) -> bool:
         """Print Hydra's answer to --help, --cfg or --info; return False if none of these flags was given."""
@@ -120,7 +118,9 @@ class Composer:
         return composed
 
     def compose_sweep(self) -> DictConfig:
-        """Compose a sweep's configuration with its section `hydra`. Leave the keys that the sweep varies at their defaults."""
+        """Compose a sweep's configuration with its section `hydra`. The keys that the sweep varies keep their defaults."""
+        loader: Any = self.hydra.config_loader
+        loader.repository = private.ReadOnce(loader.repository)
         config = self._compose(RunMode.MULTIRUN)
         # Refuse secrets before Hydra's sweeper copies the values into the overrides of each job.
         sections: Any = OmegaConf.to_container(config, resolve=False)
@@ -159,7 +159,7 @@ class Composer:
             try:
                 config = self.hydra.compose_config(**self.given, run_mode=mode, with_log_configuration=False)
             except ConfigCompositionException as error:
-                # Hydra composes with the group's default option, which may lack a key that the options in the sweep have.
+                # If a sweep varies a group, Hydra composes with the default option, which may lack keys of other options.
                 given, group = self.given["overrides"], missing_key(error).partition(".")[0]
                 if mode != RunMode.MULTIRUN or (left := left_to_jobs(given, group)) == given:
                     raise
@@ -174,7 +174,7 @@ class Composer:
 
 
 def grid(loader: Any, config: DictConfig) -> list[list[str]]:
-    """Return the overrides of each combination of a sweep. Raise ConfigError if the sweeper chooses them while it runs."""
+    """Return the overrides of each combination of a sweep. Raise ConfigError if the sweeper chooses combinations as it runs."""
     if config.hydra.sweeper._target_ not in private.GRID_SWEEPERS:
         raise ConfigError("hydra/sweeper: this sweeper chooses combinations while it runs; use hydra/sweeper=basic")
     parser = OverridesParser.create(config_loader=loader)

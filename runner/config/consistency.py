@@ -34,12 +34,14 @@ def fit(experiment: Experiment, workers: int) -> None:
     found += _emulation_problems(experiment, workers)
     if experiment.compile.async_tensor_parallel and layout.tensor > workers:
         found.append(
-            f"compile.async_tensor_parallel needs the {layout.tensor} GPUs of parallelism.tensor on one node, but a "
-            f"node has {workers}"
+            f"compile.async_tensor_parallel needs all {layout.tensor} GPUs of a parallelism.tensor group on one node, "
+            f"but a node has {workers}"
         )
     if experiment.compile.cuda_graph and experiment.measure_after <= WARM_UP:
         first, given = WARM_UP + 1, experiment.measure_after
-        found.append(f"measure_after({given}): compile.cuda_graph captures step {first}; use at least {first}")
+        found.append(
+            f"measure_after({given}): compile.cuda_graph captures its graph in step {first}; use at least {first}"
+        )
     try:
         degrees = layout.degrees(experiment.launch.nodes, workers)
         found += experiment.pipeline_problems(experiment.accumulation(degrees.data)[1])
@@ -71,7 +73,7 @@ def _emulation_problems(experiment: Experiment, workers: int) -> list[str]:
     if experiment.compile.async_tensor_parallel:
         found.append("compile.async_tensor_parallel: an emulated rank cannot access other ranks' memory; use false")
     if checkpoint.saves or checkpoint.load is not None:
-        found.append("checkpoint: the weights of an emulated rank mean nothing; use checkpoint=none")
+        found.append("checkpoint: the weights of an emulated rank are meaningless; use checkpoint=none")
     return found
 
 
@@ -142,8 +144,9 @@ def _check_units_in_blocks(experiment: Experiment, network: Network, plan: WrapP
     recomputed = any(map(option.recomputes, range(len(network.block_names()))))
     if names and recomputed and layout.plans_buffers:
         raise ConfigError(
-            f"wrap: '{names[0]}' cannot be a unit if buffers are planned: it is inside a recomputed block and is gathered at "
-            "different times in forward and backward; use wrap=blocks, activation_checkpoint=none, or parallelism.buffers=dynamic"
+            f"wrap: '{names[0]}' cannot be a unit if buffers are planned, because it is inside a recomputed block and "
+            "is gathered at different times in forward and backward; use wrap=blocks, activation_checkpoint=none, or "
+            "parallelism.buffers=dynamic"
         )
     if names and layout.kind == "fsdp2" and ahead and option.kind == "selective_op":
         raise ConfigError(

@@ -103,9 +103,9 @@ def too_few_cores(devices: NodeDevices) -> str | None:
     if devices.type == "cpu" or cores() >= FEWEST_CORES * devices.processes:
         return None
     return (
-        f"{counted(cores(), 'CPU core')} for {counted(devices.processes, 'worker')} on GPUs: with fewer than {FEWEST_CORES} "
-        "cores per worker, the GPUs wait for the CPU. Under SLURM, request more with hydra.launcher.cpus_per_task or "
-        "cpus_per_gpu"
+        f"{counted(cores(), 'CPU core')} for {counted(devices.processes, 'GPU worker')}: with fewer than "
+        f"{FEWEST_CORES} cores per worker, the GPUs wait for the CPU. Under SLURM, request more with "
+        "hydra.launcher.cpus_per_task or cpus_per_gpu"
     )
 
 
@@ -172,7 +172,7 @@ def node_devices(experiment: Experiment) -> NodeDevices:
         raise Incompatible(
             f"launch.workers({workers}) is more than this node's {gpus} GPU{'s' * (gpus > 1)}; lower it, or use hardware=cpu"
         )
-    # If another interpreter executes the run, it checks the options itself, because it has another torch.
+    # If another interpreter executes the run, that interpreter checks the options for its own torch.
     for option in () if other else (experiment.precision, experiment.model, experiment.parallelism, experiment.compile):
         if reason := option.unsupported(found.type):
             raise Incompatible(reason)

@@ -46,11 +46,11 @@ class Launch(Section):
     emulate: Annotated[int | None, whole(None, at_least=0)] = None
     """Rank to emulate on one device; null: none."""
     python: str | None = None
-    """Python interpreter that executes the run; null: this one."""
+    """Python interpreter for the run; null: meshrunner's own."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
     """TCP port of the rendezvous on the first node; null: any free port."""
     host_memory_gib: float | None = Field(gt=0, le=1e6)
-    """Maximum GiB of host memory a worker may allocate once the recipe starts; a run above it ends as `oom`; null: no limit."""
+    """GiB of host memory a worker may allocate after the recipe starts; a run that needs more ends as `oom`; null: no limit."""
     start_timeout_minutes: Minutes
     """Maximum minutes until the first step is completed, including compilation; a slower run ends as `timeout`."""
     timeout_minutes: Minutes
@@ -180,7 +180,7 @@ class Experiment(Recipe):
         return ProfiledRun(self.steps, self.measure_after, self.compile.compiles, self.parallelism)
 
     def steps_between_read_outs(self, device_type: str) -> int:
-        """Return `log_every`, or a device type's default if it is `auto`. Reading metrics every step would leave a GPU idle."""
+        """Return `log_every`, or the device type's default for `auto`. Reading metrics every step would leave a GPU idle."""
         if self.log_every == "auto":
             return 10 if device_type == "cuda" else 1
         return self.log_every

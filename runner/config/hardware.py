@@ -80,7 +80,7 @@ class Hardware(Option):
     }
 
     def found(self, device_name: str, memory_gib: float) -> "Hardware | None":
-        """Return the option with a device's rates, or None if there is none. With hardware=auto, search conf/hardware."""
+        """Return the option with a device's rates, or None if no option matches. With hardware=auto, search conf/hardware."""
         return self
 
     def peak_tflops(self, rate: str) -> float | None:
@@ -112,7 +112,7 @@ class GPU(Hardware):
     """Compute capability of an NVIDIA device, such as 9.0, by which torch chooses attention kernels; null: unknown or none."""
     reserved_elsewhere_gib: float = Field(1.5, ge=0)
     """Device memory in GiB that a process uses outside torch's allocator, such as the CUDA context and NCCL buffers."""
-    efficiency: Efficiency = Efficiency.model_construct(  # builds no validator, which would slow down every import
+    efficiency: Efficiency = Efficiency.model_construct(  # avoids building a validator, which slows down imports
         matmul=0.48, attention=0.36, attention_backward=0.29, memory=0.8, contention=0.1, kernel_s=2e-6, host_s=6e-6
     )
     """Constants for predicting speeds: the share of each device rate that kernels reach, and fixed times per operator."""
@@ -120,7 +120,7 @@ class GPU(Hardware):
     """Quality of the fit of `efficiency` by `meshrunner calibrate`; null: `efficiency` is not fitted."""
 
     def found(self, device_name: str, memory_gib: float) -> Hardware | None:
-        # The user chose this option, so accept any device except a MIG slice that `match` does not name: its peak is lower.
+        # The user chose this option, so accept any device. Refuse only a MIG slice that `match` does not name.
         sliced = re.search(r"\bMIG\b", device_name) and not re.search(self.match, device_name, re.IGNORECASE)
         return None if sliced else self
 

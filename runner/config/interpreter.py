@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import requires
 from pathlib import Path
 
 from meshrunner.recipes.errors import ConfigError
@@ -41,13 +40,15 @@ def is_other(python: str | None) -> bool:
 
 
 def _identity(python: str) -> tuple[Path, Path]:
-    """Return two paths that identify an environment. Its `python` and `python3` share the paths; other environments do not."""
+    """Return two paths that identify an environment: equal for its `python` and `python3`, different for other environments."""
     return Path(python).parent.resolve(), Path(python).resolve()
 
 
 @cache
 def unsuitable(python: str) -> str:
     """Return the reason why an interpreter cannot execute runs; "" if the interpreter is suitable."""
+    from importlib.metadata import requires
+
     from packaging.requirements import Requirement
 
     needed = [each for each in map(Requirement, requires("meshrunner") or ()) if not each.marker]
@@ -88,7 +89,7 @@ def refuse_others(pythons: Iterable[str | None]) -> None:
     """Raise ConfigError if a combination needs another interpreter. This process can trace only with its own torch."""
     if others := sorted({str(python) for python in pythons if is_other(python)}):
         raise ConfigError(
-            f"launch.python: a run with {others[0]} cannot be predicted together with other runs; predict it on its own"
+            f"launch.python: a run that uses {others[0]} cannot be predicted together with other runs; predict it alone"
         )
 
 

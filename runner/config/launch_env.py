@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.secrets import WHERE, is_secret
 
-EXPORT = "the launching process also reads it; export it before the command; with SLURM, use hydra.launcher.preamble"
+EXPORT = "the launching process also reads it; export it before the command or, with SLURM, in hydra.launcher.preamble"
 WITHOUT_EFFECT = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "the launcher sets it for each worker"),
     **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT"), "the launcher opens the rendezvous; launch.port sets its port"),
@@ -33,7 +33,7 @@ def as_text(value: Any) -> Any:
 
 
 def effective(variables: dict[str, str]) -> dict[str, str]:
-    """Return valid `launch.env` variables unchanged; raise PydanticCustomError for a secret, invalid or ineffective variable."""
+    """Return valid `launch.env` variables unchanged; raise PydanticCustomError if one is secret, invalid or has no effect."""
     if secret := sorted(filter(is_secret, variables)):
         raise PydanticCustomError(
             "secret", "the name {names} suggests a secret value, and " + WHERE, {"names": ", ".join(secret)}

@@ -43,7 +43,7 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
         try:
             if damage := find_damage(run_dir) if is_run(run_dir) else "it has no config.yaml":
                 raise ConfigError(damage)
-            if first is None or read_state(run_dir) not in RESULTS:  # runs with a result are rarely repeated
+            if first is None or read_state(run_dir) not in RESULTS:  # runs with a result rarely need this check
                 experiment = check(read_config(run_dir))
                 first = first or experiment
             run_dirs.append(run_dir)
@@ -83,8 +83,8 @@ def fit_continuing(
     experiment: Experiment, run_dir: Path, workers: int, *, force: bool = False
 ) -> tuple[Experiment, StoredCheckpoint | None]:
     """Return the experiment to execute and the checkpoint to resume from (None if the run starts at step 1). Replace a null
-    `global_batch` by the checkpoint's value. Raise Incompatible if settings conflict (see `fit`), and ConfigError if no steps are
-    left to train or if settings that affect the result have changed and `force` is false."""
+    `global_batch` by the checkpoint's value. Raise Incompatible if settings conflict (see `fit`). Raise ConfigError if no steps
+    are left to train or, unless `force` is true, if settings that affect the result have changed."""
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:
         warn(warning)
@@ -115,7 +115,7 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
     before, now = record.config, experiment.model_dump(mode="json")
     with suppress(ConfigError):
         before = check(before).model_dump(mode="json")  # adds defaults of keys newer than the checkpoint
-    if experiment.precision.kind == "auto":  # the node that starts the run resolves `auto` and compares
+    if experiment.precision.kind == "auto":  # compared later, when a node has resolved `auto`
         before["precision"] = now["precision"]
     flat = flatten(now)
     changed = [each for each in differences(before, now) if affected_by(each[0], flat) & STAY_THE_SAME]

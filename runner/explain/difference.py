@@ -74,7 +74,10 @@ class Difference:
     def sentence(self) -> str:
         """Return a sentence that names the main causes, or that says why it names none."""
         if self.within_noise or not self.seconds:
-            return f"{self.own} and {self.base} do not differ beyond noise ({self.percent:+.1f}% step time), so no cause is named"
+            return (
+                f"{self.own} and {self.base} do not differ by more than noise ({self.percent:+.1f}% step time), "
+                "so no cause is named"
+            )
         kind = "" if self.traced else "predicted to be "
         size = f"{abs(self.percent):.1f}% {'slower' if self.seconds > 0 else 'faster'}"
         size = f"{self.own} is {kind}{size} than {self.base} ({_time(abs(self.seconds))} per step)"
@@ -117,14 +120,14 @@ def explain(base: Row, row: Row, names: tuple[str, str]) -> Difference:
         return Difference(*names, predicted, False, False, [], [])
     states = [f"{name} ({each.state})" for name, each, lines in zip(names, rows, measured, strict=True) if not lines]
     raise ConfigError(
-        f"why: no trace of {' and '.join(states)}, and at least one of the two runs has no prediction; "
+        f"why: no trace of {' and '.join(states)}, and at least one of the compared runs has no prediction; "
         "use sweep.explain=true to trace runs"
     )
 
 
 def _within_noise(base: Row, row: Row) -> bool:
-    """Return whether the step times differ by no more than noise. Test the repeats or, for single runs, use the errors of their
-    median speeds."""
+    """Return whether the step times differ by no more than noise. Test the repeats. For single runs, compare the difference with
+    the standard errors of the median speeds."""
     noise = noise_of(STEP_TIME, [base, row], [(row.key, base.key)])
     if (p_value := noise.p_value(row.key, base.key)) is not None:
         return p_value >= ALPHA

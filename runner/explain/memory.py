@@ -25,9 +25,9 @@ class MemoryDifference:
     measured: bool
     """Whether `profiler=memory` measured the categories. Otherwise, they are predicted."""
     peaks_measured: bool
-    """Whether the sums of the lines are measured peaks."""
+    """Whether the lines add up to measured peaks. Otherwise, they add up to predicted peaks."""
     phases: tuple[str, str]
-    """Predicted parts of the step in which the memory of the baseline and of the row peaks; "" if unknown."""
+    """Parts of the step in which the baseline and the row are predicted to reach their memory peaks; "" if unknown."""
 
     @property
     def whole(self) -> Line:
@@ -41,7 +41,7 @@ class MemoryDifference:
         size = f"{_gib(abs(whole.more))} {'more' if whole.more > 0 else 'less'} memory than {self.base}"
         percent = f"{100 * whole.more / whole.base:+.1f}%"
         base, own = self.phases
-        where = f"; memory peaks in {own}" + (f" instead of {base}" if base != own else "") if own and base else ""
+        where = f"; the peak is in {own}" + (f" instead of {base}" if base != own else "") if own and base else ""
         return f"{self.own} {kind} {size} at the peak ({percent}): {causes(self.lines, _gib)}{where}"
 
     def as_json(self) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _marked_modules() -> Iterator[None]:
     marks: list[Any] = []
 
     def begins(module: nn.Module, _: Any) -> None:
-        if id(module) not in names:  # the network is called before its modules
+        if id(module) not in names:  # the first module called is the whole network
             names.update((id(each), clean_name(name)) for name, each in module.named_modules())
         marks.append(record_function(f"{MODULE}{names[id(module)]}"))
         marks[-1].__enter__()

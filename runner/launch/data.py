@@ -53,7 +53,7 @@ def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
     now = experiment.data.open(spec).describe()
     if before is not None and (what := different_data(before, now)):
         raise ConfigError(
-            f"data: the {what} has changed since this run was last trained. The configuration is the same, which "
+            f"data: the {what} has changed since this run last trained. The configuration is the same, which "
             f"means that the data files have changed. To continue with the new files: meshrunner resume {run_dir} --force"
         )
 

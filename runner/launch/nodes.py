@@ -163,7 +163,7 @@ class Peers:
         return [outcome for found, _ in self.seen.values() if (outcome := found.outcome) is not None]
 
     def _lost_nodes(self, *, include_ended: bool = False) -> list[int]:
-        """Return the ranks of lost nodes. Include nodes that have published an outcome only if `include_ended` is true."""
+        """Return the ranks of lost nodes. Ignore nodes that have published an outcome, unless `include_ended` is true."""
         now = time.monotonic()
         return [
             rank

@@ -65,7 +65,8 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
         experiment.model.import_kernels()
     elif not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in experiment.launch.env):
         _keep_freed_memory()
-    minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1  # the launcher fails first and names a rank
+    # The launcher must time out first, because its message names the rank that hangs.
+    minutes = max(launch.start_timeout_minutes, launch.timeout_minutes) + 1
     if context.emulated:
         join_fake_process_group(context, pipelined=experiment.parallelism.pipeline > 1)
     else:
@@ -158,8 +159,8 @@ def join_fake_process_group(context: WorkerContext, *, pipelined: bool = False) 
 
 
 def _record_environment(run_dir: Path, context: WorkerContext, experiment: Experiment, fallback: str | None) -> None:
-    """Add to environment.json the facts that only workers know: the CPUs of each rank, changed allocator settings, and the
-    attention backend. `fallback`: this rank's warning from `fall_back_to_fixed_segments`."""
+    """Add to environment.json the facts that only workers know: the CPUs of each rank, the allocator settings after a
+    fallback, and the attention backend. `fallback`: this rank's warning from `fall_back_to_fixed_segments`."""
     import torch.distributed as dist
 
     everyone: list[tuple[str, str | None]] = [(allowed_cpus(), fallback)]

@@ -1,5 +1,5 @@
 """Start the workers of a run on this node and wait until they end. The launcher does not import torch. torch elastic is not used,
-because it would report a rank that runs out of memory as the "connection closed by peer" of the other ranks' collectives."""
+because if one rank runs out of memory, it would report the "connection closed by peer" of another rank's collective."""
 
 import os
 import pickle

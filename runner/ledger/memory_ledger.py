@@ -55,7 +55,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
     def __init__(self, phases: Phases | None = None) -> None:
         super().__init__()
         self.phases = phases or Phases()
-        # FSDP2's frozen parameters are neither arguments of operators nor parameters of the optimizer.
+        # FSDP2's frozen parameters are neither arguments of operators nor parameters of the optimizer, so track them here.
         self.phases.network_found = lambda network: self.track_parameters(network.parameters())
         self._by_storage: dict[int, tuple[Allocation, weakref.ref[UntypedStorage]]] = {}
         self._undo = ExitStack()
@@ -84,7 +84,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         inputs = list(tensors_in((*args, *kwargs.values())))
         self.track_parameters(inputs)
         if any(hasattr(each, "__tensor_flatten__") for each in types):
-            return NotImplemented  # e.g. a DTensor: it dispatches its parts to this mode
+            return NotImplemented  # such as a DTensor, which dispatches its parts to this mode
         result = func(*args, **kwargs)
         if func is SPLIT and inputs and self.allocation_of(inputs[0]) is None:
             copied = inputs[0].untyped_storage()
@@ -120,7 +120,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
 
     def _counts(self, storage: UntypedStorage) -> bool:
         """Return whether to track a storage. A storage inside another tracked storage (a memory pool) is not tracked again."""
-        return storage.device.type == "cpu" and self._pool_of(storage) is None  # DTensor propagates shapes on meta
+        return storage.device.type == "cpu" and self._pool_of(storage) is None  # ignore DTensor's meta tensors
 
     def _pool_of(self, storage: UntypedStorage) -> Allocation | None:
         """Return the allocation of the tracked storage that contains `storage`, or None if there is none."""

@@ -53,7 +53,7 @@ class HostDevice:
         return found
 
     def release_cached(self) -> None:
-        """Return cached memory to the device, so that the peak of reserved memory excludes the start-up."""
+        """Free the allocator's cached memory, so that the peak of reserved memory excludes the start-up."""
 
     def keep_active_peak(self) -> None:
         """Use the current peak of active memory as a lower bound of later peaks, because CUDA graph replays allocate nothing."""
@@ -122,7 +122,7 @@ def peak_flops(
 
 
 def _cached_peak(rate: str, context: WorkerContext) -> float:
-    """Return this CPU's peak FLOP/s for the run's number of threads. Read cpu_peak.json, or measure and store a missing peak."""
+    """Return this CPU's peak FLOP/s for the run's number of threads. Read it from cpu_peak.json, or else measure and store it."""
     known = JsonFile.read(cache_dir() / "cpu_peak.json").as_json().get(_peak_key(rate, context))
     if known is None:
         context.doing("measuring the peak FLOP/s of this CPU")

@@ -89,7 +89,7 @@ class RunMeter:
             self._add_to_summary(facts | self._pipeline_facts())
         self.profiler.started(device, self.resumed_at)
         compiles = self.experiment.compile.compiles
-        self.doing("compiling, in the first step" if compiles else "the first step")
+        self.doing("compiling during the first step" if compiles else "the first step")
         self.window_begin = time.perf_counter()
         self.step = self.resumed_at + 1
         self._begin_step()
@@ -266,7 +266,7 @@ class RunMeter:
             raise NotRecorded(f"cannot write {self.run_dir / EVENTS}: {error.strerror}") from error
 
     def _stop_if_not_finite(self, steps: list[Step], rank_losses: Tensor, norms: list[float]) -> None:
-        """Raise FloatingPointError on all ranks if a loss or gradient norm is not finite: all ranks check the same values."""
+        """Raise FloatingPointError if a loss or gradient norm is not finite. All ranks check the same values, so all raise it."""
         for i, step in enumerate(steps):
             what = f"gradient norm is {norms[i]} though the loss is finite"
             if wrong := (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist():

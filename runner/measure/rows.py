@@ -97,7 +97,8 @@ class Rows:
 
 def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str, Any]:
     """Turn a measured row, in which collectives took no time, into the row of an emulated rank. Add `communication_s`, the time
-    spent waiting for communication, to the step time. If it is None, step time and speed become None. The loss is always None."""
+    spent waiting for communication, to the step time. If `communication_s` is None, step time and speed become None. The loss is
+    always None."""
     compute = row["perf/step_time_s"]
     ratio = None if communication_s is None else compute / (compute + communication_s)
     meaningless = {key for key in row if key.startswith(("train/", "experts/"))} - {"train/lr", "train/tokens"}

@@ -32,7 +32,7 @@ MODEL, PARAMETERS, COMPILER, PEAK = "model", "parameters", "compiler", "peak mem
 OF_CODE = (MODEL, PARAMETERS)
 """Sections that do not depend on the operators that torch calls."""
 MOST_DRAWN = 2 * 10**9
-"""Maximum number of parameters of a model whose initial values are drawn. Drawing them takes up to a minute."""
+"""Largest model, in parameters, for which random initial values are drawn. Drawing the values takes up to a minute."""
 BLOCK = re.compile(r"(?<=\.)\d+(?=\.)")
 """Number of a block in a parameter's name."""
 

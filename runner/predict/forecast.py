@@ -132,7 +132,7 @@ def explain(
     kind: str, needed: int, capacity: int, device: str, by_category: Mapping[str, int], flushes: int | None = None
 ) -> str:
     """Return a sentence that compares the needed memory with the capacity. kind: kind of memory, such as `reserved`. by_category:
-    empty if unknown. flushes: cache flushes with which the run completes in `capacity` bytes, or None if it cannot complete."""
+    empty if unknown. flushes: number of cache flushes needed to run in `capacity` bytes, or None if the run cannot complete."""
     left = capacity - needed
     margin = f"{left / GIB:.2f} GiB left" if left >= 0 else f"{-left / GIB:.2f} GiB too much"
     if left < 0 and flushes is not None:

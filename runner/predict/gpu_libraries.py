@@ -21,7 +21,7 @@ class GPULibraries(NamedTuple):
 
 
 def gpu_libraries(experiment: Experiment, hardware: GPU | CPU | None) -> GPULibraries:
-    """Return the libraries' properties in an experiment's workers, or defaults if the GPU's compute capability is unknown."""
+    """Return the library properties for an experiment's workers, or defaults if the GPU's compute capability is unknown."""
     capability = hardware.compute_capability if isinstance(hardware, GPU) else None
     if capability is None:
         return GPULibraries()

@@ -33,8 +33,8 @@ def predict_all(
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Forecast]:
     """Return a forecast for each run. All runs must have passed `consistency.fit`. After `within_s` seconds in total, return
-    NOT_IN_TIME for unpredicted runs. After each prediction, call `progress` with the numbers of predicted and of all runs.
-    `active_only`, `variants`: see `predict`."""
+    NOT_IN_TIME for unpredicted runs. After each prediction, call `progress` with the number of predicted runs and the
+    number of all runs. `active_only`, `variants`: see `predict`."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers, done = iter(range(len(configs))), 0

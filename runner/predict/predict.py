@@ -44,7 +44,8 @@ ACTIVE_ERROR_PCT = 2.0
 RESERVED_ERROR_PCT = 8.0
 """Bound on the error of the predicted peak of reserved memory, in percent (from docs/measurements/plan.md)."""
 REACH = 0.25
-"""`predict` skips `variants` if a run exceeds memory by more than this fraction. A smaller excess may be a prediction error."""
+"""`predict` skips `variants` if a run exceeds the device's memory by more than this fraction. A smaller excess may be a
+prediction error."""
 RESERVED_PER_ACTIVE, PARTLY_USED = 2.5, 2**28
 """Bound on reserved memory: a multiple of active memory, plus bytes for mostly unused segments. The largest ratio of reserved to
 active memory is 2.29 in predictions (see docs/measurements/plan.md) and 1.37 in published runs. The margin covers errors."""
@@ -174,7 +175,7 @@ def _reserved_memory(
 
 def _memory_forecast(device: ExpectedDevices, peak: PeakMemory, startup: int, trace: Trace) -> MemoryForecast:
     """Return the forecast of active memory, without an allocator."""
-    # Before its first backward, a pipeline stage may run several micro batches, so a block would keep the activations of each.
+    # A pipeline stage may run several micro batches before its first backward. A block then keeps activations of all of them.
     block = None if trace.exchanged else largest_block_bytes(trace)
     return MemoryForecast(
         peak_active_gib=peak.total / GIB,

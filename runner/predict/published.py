@@ -13,7 +13,7 @@ from meshrunner.runner.rundir import parse_yaml
 
 CUDNN_UNKNOWN = (
     ". hardware.efficiency describes FlashAttention, but torch uses cuDNN's attention on this device, which may be faster. "
-    "The error of the predicted speed therefore includes attention's share of the step time. `meshrunner calibrate` "
+    "Attention's share of the step time is therefore added to the error of the predicted speed. `meshrunner calibrate` "
     "fits the rates to measured runs"
 )
 
@@ -41,7 +41,7 @@ def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> t
     no regime matches, the largest `speed_pct`. `devices`: number of devices of the predicted run."""
     if hardware.calibrated is not None:
         pct = hardware.calibrated.error_pct
-        return pct, f"calibrated; each measured run was predicted from the others to within {pct:g}%"
+        return pct, f"calibrated; a fit to the other runs predicted each measured run to within {pct:g}%"
     assert isinstance(hardware, GPU), "a CPU has no speed before it is calibrated"
     kind, tokens = (hardware.name, experiment.precision.kind), experiment.seq_len
     model = experiment.model

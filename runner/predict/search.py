@@ -35,7 +35,7 @@ class Planned:
     def findings(self) -> list[str]:
         """List with one sentence that states the result of the search, or an empty list if the search tried no value."""
         if self.value:
-            found = "fits; the search stops there" if self.value == MOST else "is the largest that fits"
+            found = "fits; the search tries no larger value" if self.value == MOST else "is the largest that fits"
             return [f"{self.key}={self.value} {found}"]
         certain = " for certain" if self.forecast.verdict.answer == BORDERLINE else ""
         return [f"not even {self.key}={each} fits{certain}" for each in self.tried[:1]]
@@ -55,8 +55,8 @@ def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: 
 
 
 def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> Planned:
-    """Find the largest whole number for `key` with which a run fits. Raise ConfigError if every number tried is invalid, or if
-    `overrides` alone set `key` to a value other than a whole number, null or auto."""
+    """Find the largest whole number for `key` with which a run fits. Raise ConfigError if every number tried is invalid, or if,
+    in the configuration that `overrides` describe, the value of `key` is not a whole number, null or auto."""
 
     def composed(value: int) -> dict[str, Any]:
         return _composed([*overrides, f"{key}={value}"])

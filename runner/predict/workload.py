@@ -108,8 +108,8 @@ def trace_run(
 ) -> tuple[Workload, dict[int, tuple[Trace, ...]]]:
     """Trace the model, or two copies with fewer blocks if `shallow` is true and `shallow_depths` returns depths for the model.
 
-    Also return the traces of the ranks whose memory is predicted, keyed by rank: without a pipeline, rank 0; with a pipeline,
-    the emulated rank or, if no rank is emulated, all ranks in `TracedRanks.traced`.
+    Also return, keyed by rank, the traces of the ranks whose memory is predicted. Without a pipeline, this is rank 0. With a
+    pipeline, it is the emulated rank or, if no rank is emulated, all ranks in `TracedRanks.traced`.
     """
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None

@@ -28,7 +28,7 @@ PRELOAD = [
     "torch",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
-    "torch._dynamo",  # otherwise the first optimizer step imports torch._dynamo, in 0.5 s
+    "torch._dynamo",  # otherwise the first optimizer step imports torch._dynamo, which takes 0.5 s
     "meshrunner.recipes.pretrain",
     "meshrunner.recipes.model.transformer",
     "meshrunner.recipes.parallelism.fsdp2",
@@ -45,12 +45,12 @@ _variables: Mapping[str, str] | None = None
 END_SIGNAL = signal.SIGUSR2  # not SIGTERM: SLURM sends SIGTERM to every process, and only the launcher may react
 """Signal that makes a child process write its Python stack to its log and then end."""
 LONGEST = 40
-"""Maximum length in bytes of the directory that contains `temporary_folder`, because socket paths are limited to 107 bytes."""
+"""Maximum path length, in bytes, of the directory that contains `temporary_folder`. Socket paths are limited to 107 bytes."""
 
 
 def warm(variables: Mapping[str, str] | None = None) -> None:
-    """Start the forkserver, which imports torch in the background, and return within milliseconds. Its environment includes
-    `variables`, because libraries read environment variables when they are loaded. Keep a running forkserver if it has the same
+    """Start the forkserver, which imports torch in the background, and return within milliseconds. The forkserver's environment
+    includes `variables`, because libraries read them when they are loaded. Keep a running forkserver if it has the same
     variables or if `variables` is None; otherwise, kill and replace it. A forkserver that is replaced must not have children."""
     global _variables
     if _variables is not None and variables in (None, _variables):

@@ -61,8 +61,8 @@ def accept() -> None:
 
 
 def passed_on() -> dict[str, str]:
-    """Return the environment variable that lets a program that replaces this process continue the receipt. Return {} if this
-    process writes no receipt."""
+    """Return the environment variable with which a program can complete the receipt after replacing this process. Return {} if
+    this process writes no receipt."""
     if _receipt is None:
         return {}
     os.set_inheritable(_receipt, True)

@@ -36,7 +36,7 @@ INTERRUPTS = (signal.SIGINT, signal.SIGHUP, *(() if in_slurm_job() else (signal.
 IGNORE_S = 15.0
 """Seconds after an interrupt during which further interrupts are ignored, so that the workers have time to end."""
 REPEAT_S = 0.01
-"""Seconds until an interrupt is sent again if Python dropped its exception, which was raised in a finalizer (`__del__`)."""
+"""Seconds until an interrupt is sent again if it was raised in a finalizer (`__del__`), where Python drops exceptions."""
 
 
 def hold_stop_requests() -> None:

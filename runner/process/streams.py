@@ -36,7 +36,7 @@ class _Output(io.FileIO):
 
 def secure_streams() -> None:
     """Open /dev/null in place of closed standard streams. Replace sys.stdout and sys.stderr by streams that never raise OSError.
-    Call this function before any file is opened, because workers would write to a file with a closed stream's descriptor."""
+    Call this function before any file is opened: a file could get a closed stream's descriptor, and workers would write to it."""
     for number, name in enumerate(STREAMS):
         try:
             os.fstat(number)

@@ -88,7 +88,7 @@ class WorkerContext:
 
     @property
     def records(self) -> bool:
-        """Whether this rank writes the run's figures. Rank 0 writes them or, in an emulated run, the emulated rank."""
+        """Whether this rank writes the run's measurements: rank 0 or, in an emulated run, the emulated rank."""
         return self.rank == 0 or self.emulated
 
     @property

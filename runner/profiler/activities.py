@@ -19,7 +19,7 @@ TRANSFER = re.compile(r"gloo:(send|recv)|c10d::(send|recv_)$|ncclDevKernel_SendR
 """Pattern of sends and receives. On GPUs, the kernel of an all-to-all also matches."""
 SHARDS = re.compile(r"FSDP::|FullyShardedDataParallel\._")
 """Pattern of the events in which FSDP gathers, reduces or frees parameters or gradients."""
-# Events like `autograd::*`, `MmBackward0` and `FSDP::pre_forward` are no operators: they enclose operators and unrecorded waits.
+# Events like `autograd::*`, `MmBackward0` and `FSDP::pre_forward` are not operators: they enclose operators and unrecorded waits.
 OPERATOR = re.compile(r"(?!autograd|torch)\w+::|## Call CompiledFxGraph")
 WORK = {
     "experts": re.compile(r"grouped_mm"),
@@ -52,7 +52,7 @@ class Activity(NamedTuple):
 
     def within(self, event: Event, modules: dict[int | None, str]) -> Self:
         """Return the activity inside `event`; `self` is the activity around `event`. modules: names of modules, keyed by the
-        number that autograd gives to an operator and to its backward function. `within` adds operators of the forward pass."""
+        number that autograd gives to an operator and to its backward function. Forward operators are added to `modules`."""
         name, inside, number = event["name"], self, _number(event)
         if name == DATA:
             inside = self._replace(part="data")
@@ -77,7 +77,7 @@ class Activity(NamedTuple):
         # Autograd numbers the operators that it records. In backward, it records only recomputed operators.
         recomputes = self.part == "backward" and not self.sharding and _number(event) is not None
         found = SHARDING if self.sharding else kind_of(event["name"])
-        if self.work not in ("", POINTWISE):  # the outermost operator that is not pointwise decides
+        if self.work not in ("", POINTWISE):  # the outermost operator that is not pointwise decides the kind
             found = self.work
         return self._replace(work=found, part="recompute" if recomputes else self.part)
 
@@ -109,7 +109,7 @@ def _number(event: Event) -> int | None:
 
 
 def spans(events: Iterable[Event], modules: dict[int | None, str]) -> list[Span]:
-    """Return the spans of one thread in the order of time, without the time in which no event is open."""
+    """Return the spans of one thread in chronological order, without the time in which no event is open."""
     found: list[Span] = []
     open_events: list[tuple[float, Activity]] = []
     """(end, activity inside) of each open event, the outermost first."""
@@ -143,7 +143,7 @@ class Timeline:
         for event in timed:
             if event.get("cat") in ("cpu_op", "user_annotation"):
                 threads.setdefault(event["tid"], []).append(event)
-        # Classify the training thread first, because autograd's threads run the backward functions of its operators.
+        # Classify the training thread first, because autograd's threads run the backward functions of that thread's operators.
         trains = {thread: any(each["name"].startswith(STEP) for each in found) for thread, found in threads.items()}
         modules: dict[int | None, str] = {}
         self.threads = {

@@ -48,11 +48,11 @@ class Profiler(Option):
     }
 
     def problems(self, run: ProfiledRun, ranks: int) -> list[str]:
-        """Return an error message for each setting of the profiler that does not suit the run or its number of ranks."""
+        """Return an error message for each profiler setting that does not suit the run or the number of ranks."""
         return []
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
-        """Return warnings on settings that may not work as intended. `done`: number of steps that earlier attempts completed."""
+        """Return warnings about settings that may not work as intended. `done`: number of steps completed by earlier attempts."""
         return []
 
     def session(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> Session:
@@ -104,7 +104,7 @@ class Windowed(Profiler):
 
     def remarks(self, run: ProfiledRun, device_type: str, done: int) -> list[str]:
         exceeds = self._exceeds_steps(run, done) if done else []
-        return [f"profiler: no steps are left to profile: {each}" for each in exceeds]
+        return [f"profiler: no steps are left to profile, because {each}" for each in exceeds]
 
 
 class Session:
@@ -152,7 +152,7 @@ class Session:
         self.in_step.close()
 
     def step_done(self, step: int) -> list[float] | None:
-        """Finish a step. Return this rank's figures, if there are any, after the last profiled step, otherwise None."""
+        """Finish a step. If it is the last profiled step and this rank has figures, return them, otherwise None."""
         self.pause()
         self.next_step = step + 1
         self._enter_window()
@@ -182,4 +182,4 @@ class Session:
         return {}
 
     def out_of_memory(self) -> None:
-        """Write the profile of the steps so far after the worker has run out of memory."""
+        """Write the profile of the steps so far, because the worker has run out of memory."""

@@ -106,7 +106,7 @@ class LiveSession(MemorySession):
             self.ledger = MemoryLedger()
 
     def turns_after(self, step: int) -> bool:
-        return self.first - 1 <= step <= self.last  # the meter then reads the metrics, which frees their tensors
+        return self.first - 1 <= step <= self.last  # makes the meter read the metrics, which frees their tensors
 
     def step_begins(self) -> None:
         if self.ledger is not None:

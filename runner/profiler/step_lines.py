@@ -61,7 +61,7 @@ class Step(NamedTuple):
     begin: float
     end: float
     updates_from: float
-    """Time at which the last backward ends, or the step ends if it has no backward. Later work belongs to the optimizer."""
+    """End of the last backward or, if there is no backward, of the step. Later work belongs to the optimizer."""
     thread: object
     dims: tuple[str, ...]
     """Names of the mesh dimensions over which ranks communicate, such as `shard`."""
@@ -181,7 +181,7 @@ def _apart(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _divided(begin: float, end: float, kind: str, elsewhere: list[Interval]) -> Iterator[Interval]:
-    """Divide the time from `begin` to `end` among the collectives that run `elsewhere` then. The remaining time gets `kind`."""
+    """Divide the time from `begin` to `end`. Collectives in `elsewhere` get the time in which they run; `kind` gets the rest."""
     now = begin
     for place in range(max(0, bisect_right(elsewhere, (begin,)) - 1), len(elsewhere)):
         first, after, other, _ = elsewhere[place]
@@ -199,7 +199,8 @@ def _divided(begin: float, end: float, kind: str, elsewhere: list[Interval]) -> 
 def _on_device(
     steps: list[Step], timed: list[Event], on_device: list[Event], timeline: Timeline
 ) -> Iterator[list[Interval]]:
-    """Divide steps by the device's work. A step ends when all work that it launched has ended. The next begins no earlier."""
+    """Divide steps into intervals of device work. A step ends when all work that it launched has ended. The next step begins
+    no earlier."""
     launches = {_correlation(event): event for event in timed if event.get("cat") in LAUNCH}
     launched = [(launches.get(_correlation(event), event), event) for event in on_device]
     before = 0.0
@@ -235,7 +236,7 @@ def _kernel(event: Event, launch: Event, timeline: Timeline, step: Step) -> Inte
 
 def _moments(kernels: list[Interval], idle: list[Interval], first: float, last: float) -> Iterator[Interval]:
     """Divide the time between `first` and `last`. idle: intervals whose lines apply while no kernel runs and the host still
-    issues the step. Later time without a kernel belongs to HOST."""
+    issues work of the step. Later time without a kernel belongs to HOST."""
     changes: list[tuple[float, int, tuple[str, str]]] = [
         *((kernel.begin, 1, kernel[2:]) for kernel in kernels),
         *((kernel.end, -1, kernel[2:]) for kernel in kernels),
@@ -243,7 +244,7 @@ def _moments(kernels: list[Interval], idle: list[Interval], first: float, last: 
         (last, 0, (HOST, "")),
     ]
     running: dict[tuple[str, str], int] = {}
-    """Number of running kernels, keyed by (line, module). The keys are in the order in which the first kernel of each began."""
+    """Number of running kernels, keyed by (line, module). Keys are in the order in which their first kernels began."""
     gap = (HOST, "")
     for (now, change, what), (later, _, _) in pairwise(sorted(changes, key=itemgetter(0))):
         if change:

@@ -60,7 +60,7 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[StepRow]:
         if isinstance(row, dict) and is_count(row.get("step")) and is_count(row.get("attempt", 1)):
             for key, value in row.items():
                 if type(value) is not float and value is not None and type(value) is not bool and not is_count(value):
-                    row[key] = None  # a value that is not a number is not a figure
+                    row[key] = None  # a figure must be a number
             yield StepRow(row)
 
 

@@ -69,7 +69,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 def load_config(run_dir: Path) -> dict[str, Any]:
     """Return config.yaml with interpolations unresolved. Raise OSError if the file is unreadable, ValueError if it is damaged."""
     config = _load_yaml(run_dir / CONFIG)
-    if not is_count(config.get("steps")):  # the file was truncated, or another program wrote it
+    if not is_count(config.get("steps")):  # truncated, or written by another program
         raise ValueError("`steps` is missing or not a whole number")
     return config
 

@@ -18,7 +18,7 @@ from meshrunner.runner.rundir.records import Count, JsonFile, Number, Text, null
 FINAL = frozenset({"completed", "failed", "oom", "timeout", "skipped", "interrupted", "preempted"})
 """States of runs whose execution has ended."""
 RESULTS = frozenset({"completed", "oom", "skipped"})
-"""States that count as a result. A sweep repeats a run with a result only if `sweep.rerun` names the state."""
+"""States that count as a result. A sweep repeats such a run only if `sweep.rerun` names its state."""
 CRASHED = frozenset({"failed", "timeout"})
 """States of runs that `sweep.retry` executes again."""
 
@@ -153,7 +153,7 @@ def heartbeat(beat: Callable[[], object], every_s: float = HEARTBEAT_S) -> Itera
 
 def started_at(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot, or None if the process is gone or a zombie."""
-    # psutil returns seconds since the epoch, which change if the clock is set. `status.json` needs an exact value.
+    # psutil counts from the epoch, so its value changes if the clock is set. `status.json` needs an exact value.
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

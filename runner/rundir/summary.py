@@ -67,7 +67,7 @@ class EarlierLayout(JsonFile):
 
 
 class Recompilation(JsonFile):
-    """A step after the first `measure_after` steps in which torch.compile compiled again."""
+    """A step, after the first `measure_after` steps, in which torch.compile compiled again."""
 
     step: Count
     reason: Text

@@ -41,7 +41,7 @@ def _time(value: Any) -> Any:
 
 
 def _lines(preamble: str) -> str:
-    """Reject a backslash and `n` outside of quotes, because the command line does not turn this pair into a line break."""
+    """Reject a backslash followed by `n` outside of quotes: the command line does not turn them into a line break."""
     if r"\n" in re.sub(r"'[^']*'|\"[^\"]*\"", "", preamble):
         raise PydanticCustomError("lines", r"\n is not a line break here; separate commands by ; or use a YAML file")
     return preamble
@@ -66,7 +66,7 @@ class Slurm(Section):
     """CPUs to request on each node, for a single SLURM task that starts all workers of the node.
 
     null: a run on all GPUs of a node requests all CPUs and memory (`--exclusive --mem=0`), a run on some GPUs requests
-    `cpus_per_gpu`, and a run without GPUs gets the cluster's default. If `extra` has CPU or memory options, null adds no others.
+    `cpus_per_gpu`, and a run without GPUs gets the cluster's default. If `extra` has CPU or memory options, null adds none.
     """
     cpus_per_gpu: CountOrNull
     """CPUs to request per GPU for a run that uses only some GPUs of its nodes; null: the cluster's default."""
@@ -119,7 +119,7 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Return a run's workers per node. `auto` means one per requested GPU or, on CPUs, the number that suits this machine."""
+        """Return the number of workers per node. `auto` means one per requested GPU or, on CPUs, what suits this machine."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers

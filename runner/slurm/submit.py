@@ -122,7 +122,7 @@ def _warn(experiments: Iterable[Experiment]) -> None:
     """Warn if runs save no checkpoints, or if their data file does not exist on this machine."""
     if any(experiment.checkpoint.kind == "none" for experiment in experiments):
         warn(
-            "checkpoint=none: a run that is preempted or loses a node starts again at step 1; with checkpoint=dcp, runs continue"
+            "checkpoint=none: a run that is preempted or loses a node starts again at step 1. Use checkpoint=dcp to continue runs"
         )
     for path in {experiment.data.local_path for experiment in experiments}:
         if path is not None and not set(path) & set("*?[") and not Path(path).expanduser().exists():

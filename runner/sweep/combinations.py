@@ -48,7 +48,7 @@ class Target:
     """The machine or cluster that will execute the runs."""
 
     workers: Callable[[Experiment], int]
-    """Function that returns a run's workers per node, even if launch.workers is auto. May raise Incompatible or ConfigError."""
+    """Function that returns a run's number of workers per node, also for `auto`. May raise Incompatible or ConfigError."""
     apply_to: Callable[[Composed], Composed] = lambda composed: composed
     """Function that adds the target's settings, such as the number of SLURM nodes, to a configuration. May raise ConfigError."""
     here: bool = True
@@ -193,7 +193,7 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Jobs) -> set[str]:
-    """Return the overrides that only some jobs have, or all if there is one job: some sweepers pass jobs one by one."""
+    """Return the overrides that only some jobs have. For a single job, return all: some sweepers pass jobs one by one."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared

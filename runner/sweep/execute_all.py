@@ -56,7 +56,7 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
     live = experiment.progress == "auto" and screen.is_terminal and not screen.is_dumb_terminal
     display = LiveTable(screen, run_dirs, todo) if live else RunLines(run_dirs, todo, steps=steps)
     page = LivePage(sweep_dir, len(run_dirs))
-    stopping = "stopping the runs, after a last checkpoint if checkpoints are enabled"
+    stopping = "stopping the runs, which first save a checkpoint if checkpoints are enabled"
     try:
         with interruptible(), Preemption(sweep_dir, saves=True, stopping=stopping) as preemption, display:
             if devices:
@@ -80,8 +80,9 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
     """Return the names of the devices that parallel runs share, and the number and type of devices that each run needs. A
     GPU's name is its index or UUID. On CPUs, a device is an equal share of the cores, and its name is a number. If any run needs
-    several nodes, all nodes of the SLURM job count as one device. If runs cannot be parallel but one needs another interpreter,
-    this machine counts as one device. Return ([], {}) if this process must execute the runs itself, one by one."""
+    several nodes, all nodes of the SLURM job count as one device. If runs cannot execute in parallel
+    but one needs another interpreter, this machine counts as one device. Return ([], {}) if this process must execute the
+    runs itself, one by one."""
     if allocated_nodes() > 1 and any(check(read_config(run_dir)).launch.nodes_used > 1 for run_dir in run_dirs):
         return ["all nodes of the job"], dict.fromkeys(run_dirs, NodeDevices(NODES, 1, 1))
     gpus = visible_gpus()
@@ -137,7 +138,7 @@ def _sequential(
             except AlreadyRunning as error:
                 say(error)
                 break
-            except ConfigError as error:  # an error after the sweep was checked, such as removed data
+            except ConfigError as error:  # for example, data was removed after the sweep was checked
                 update_status(run_dir, state="failed", reason=str(error).splitlines()[0], ended=time.time())
                 say(error, to_stderr=True)
             finally:
@@ -215,7 +216,7 @@ class _Parallel:
         command = [sys.executable, "-P", "-m", "meshrunner", "resume", str(run_dir)]
         if need.type == NODES:
             command, variables = step(run_dir, check(read_config(run_dir)).launch.nodes_used)
-        else:  # a run is limited to its devices and to the same fraction of the node's cores
+        else:  # a run on half of the devices gets half of the node's cores
             variables = {CORES: str(max(1, cores() * len(own) // len(self.devices)))}
         if need.type == "cuda":
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)

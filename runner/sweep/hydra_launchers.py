@@ -83,7 +83,7 @@ def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Jobs |
         raise  # MissingConfigException is an OSError, but not a write error
     except OSError as error:
         raise ConfigError(f"hydra.sweep.dir: the sweep directory cannot be written: {error}") from None
-    except Exception:  # an adaptive sweeper may launch an invalid job after hours
+    except Exception:  # an adaptive sweeper may launch an invalid job hours after its start
         if statuses:
             finish_sweep(sweep_dir)
         raise

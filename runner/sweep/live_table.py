@@ -34,7 +34,8 @@ class _Running:
 
     def cells(self) -> list[str]:
         self.rows = [*self.rows, *self.tail.read()][-RECENT:]
-        state = "running" if read_state(self.run_dir) == "running" else "starting"  # no process has claimed the run yet
+        # A run that no process has claimed yet is starting.
+        state = "running" if read_state(self.run_dir) == "running" else "starting"
         return [state, *progress_cells(state, self.steps, self.rows)]
 
 

@@ -25,8 +25,8 @@ MAX_LISTED = 10
 
 
 def wanted(experiment: Experiment, *, here: bool) -> bool:
-    """Return whether to predict a run. If `hardware` is not a GPU, predict only runs on this machine (`here`). On CPUs, predict
-    only if a rank is emulated or sweep.preflight is skip."""
+    """Return whether to predict a run. If `hardware` is not a GPU, predict only runs on this machine (`here`). If training
+    uses CPUs, predict only if a rank is emulated or sweep.preflight is skip."""
     if experiment.sweep.preflight == "off" or is_other(experiment.launch.python):
         return False
     if isinstance(experiment.hardware, GPU):

@@ -38,7 +38,7 @@ SKIPPED = "skipped"
 """Verdict for a combination that the sweep would skip, for example because of `sweep.exclude`."""
 ORDER = (FITS, BORDERLINE, NOT_PLANNED, DOES_NOT_FIT, SKIPPED)
 WITHIN_ERROR = "within error"
-"""Mark of a speed that differs from the speed of the first row by less than the error of predictions."""
+"""Mark for a speed that differs from the speed of the first row by less than the error of predictions."""
 SHOWN = (
     *("model", "hardware", "launch.nodes", "launch.workers", "parallelism", "activation_checkpoint", "compile"),
     *("precision", "seq_len", "micro_batch", "global_batch"),
@@ -53,7 +53,7 @@ LEGEND = {
 LEFT_OUT = ("step time", "MFU")
 """Columns that are omitted on a narrow terminal, in this order."""
 SHORTEST_NAME = 24
-"""Minimum width of the column with the combinations, in characters. Longer names are wrapped."""
+"""Minimum width, in characters, of the column `combination`. Names that are wider than the column are wrapped."""
 LISTED = 3
 """Maximum number of sentences that explain the error of predictions."""
 
@@ -109,9 +109,9 @@ def rank(composer: Composer, *, active_only: bool, key: str | None = None) -> li
 def _with_largest(
     loader: Any, config: DictConfig, jobs: Sequence[Combination], key: str, *, active_only: bool
 ) -> list[list[str]]:
-    """Return the overrides of each job with the largest value of `key` that fits, or with 1 if no value fits."""
+    """Return each job's overrides, plus `key` set to the largest value that fits, or to 1 if no value fits."""
     if any(key_of(each) == key for job in jobs for each in job.overrides):
-        raise ConfigError(f"plan: --max finds the value of {key}: remove {key} from the command line")
+        raise ConfigError(f"plan: --max finds the value of {key}; remove {key} from the command line")
 
     def composed(job: Combination, value: int) -> dict[str, Any]:
         return resolve_config(loader.load_sweep_config(config, [*job.overrides, f"{key}={value}"]), None).config
@@ -201,7 +201,7 @@ def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
 
 
 def _table(ranked: Sequence[Ranked], cells: dict[str, list[str]], width: int) -> Iterator[str]:
-    """Yield the table's lines, with a heading per verdict. Below combinations whose verdict is not FITS, print the reason."""
+    """Yield the table's lines, with a heading per verdict. If a verdict is not FITS, its reason follows the combinations."""
     names = [" ".join(map(short_override, each.varying or each.overrides)) or "defaults" for each in ranked]
     widths = {title: max(map(len, [title, *column])) + 2 for title, column in cells.items()}
     longest = 2 + max(map(len, ["combination", *names]))

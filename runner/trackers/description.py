@@ -145,7 +145,7 @@ def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path)
         "versions": {package: version for package, version in versions.items() if version} or None,
         "directory": str(run_dir),
     }
-    if summary.world_size is None and environment.workers is not None:  # the run ended before the workers recorded it
+    if summary.world_size is None and environment.workers is not None:  # the run ended before world_size was recorded
         facts["world_size"] = config["launch"]["nodes"] * environment.workers
     resolved = environment.resolved | {"data.vocab_size": (summary.data or {}).get("tokenizer_vocab")}
     for key, value in resolved.items():
@@ -173,7 +173,7 @@ def tags(choices: Mapping[str, str]) -> list[str]:
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """Flatten a dict from `described` to keys such as `optimizer.lr`. Omit unknown values, and keys that do not affect runs."""
+    """Flatten the result of `described` to keys such as `optimizer.lr`. Omit unknown values and keys without effect on runs."""
     options, versions = description.get("options", {}), description.get("versions", {})
     no_settings = ("directory", "host", "options", "versions")
     flat = flatten({key: value for key, value in description.items() if key not in no_settings})

@@ -83,7 +83,7 @@ def _track_run(run: RunRecord, tracker: Tracker, ended: Connection | None, membe
             complete = ended.poll(POLL_S)
         elif not (complete := read_state(run_dir) in FINAL):
             time.sleep(POLL_S)
-        for row in rows.read(final=complete):  # after the check, so that no row is missed
+        for row in rows.read(final=complete):  # read after setting `complete`, so that no row is missed
             sink.log(row)
     update_tracking(run_dir, member, phase="finishing")
     status = read_status(run_dir)

@@ -56,7 +56,7 @@ class Wandb(Tracker):
     def open(self, run: RunRecord) -> Sink:
         """Open a W&B run. With mode=online, raise wandb.errors.Error if no API key is set or no server answers within 90 s."""
         started = self._start(run, run.run_dir, job_type=self.job_type, name=self.name or run.name, config=run.config)
-        started.define_metric("train/*", step_metric="train/tokens")  # runs of different batch sizes can be compared
+        started.define_metric("train/*", step_metric="train/tokens")  # tokens are comparable across batch sizes
         for key in NO_CHART:
             started.define_metric(key, hidden=True)
         return WandbRun(started, run.describe)
@@ -77,7 +77,7 @@ class Wandb(Tracker):
         if self.mode == "offline":
             os.environ["WANDB_ERROR_REPORTING"] = "false"  # else, wandb-core sends reports of its crashes
         for name in [name for name in os.environ if name.startswith("SLURM_") and is_secret(name)]:
-            del os.environ[name]  # W&B records all SLURM variables
+            del os.environ[name]  # W&B records all SLURM variables, even secrets
         import wandb
 
         group = self.group or record.group

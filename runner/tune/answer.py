@@ -48,8 +48,8 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
 
 
 def _answer(config: DictConfig, search: Search, comparison: Comparison, found: Found, size: int, space: str) -> None:
-    """Print the best combination of a cell (see `Search.cells`), and how much faster its other combinations may be. `size`:
-    number of combinations in the cell."""
+    """Print the best combination of a cell (see `Search.cells`), and how much faster the cell's other combinations may be.
+    `size`: number of combinations in the cell."""
     best, chance, bound = found.outlook
     rows = {search.number_of(row): row for row in comparison.rows}
     summaries = rows[best].summaries
@@ -67,7 +67,7 @@ def _answer(config: DictConfig, search: Search, comparison: Comparison, found: F
     if chance >= UNLIKELY:
         command = ["meshrunner", "tune", *typed(config.hydra.overrides.task), f"hydra.sweep.dir={search.sweep_dir}"]
         say(
-            f"The budget ended the search. With a probability of {100 * chance:.0f}%, another combination is more than "
+            f"The search has used its budget. With a probability of {100 * chance:.0f}%, another combination is more than "
             f"{100 * search.settings.tolerance:g}% faster. To continue, raise tune.runs or tune.minutes: {shlex.join(command)}"
         )
 

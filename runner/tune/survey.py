@@ -31,9 +31,9 @@ SET_BY_TUNE = ("steps", "sweep.repeat")
 CALIBRATED = 0.3
 """Factor that reduces the uncertainty of constants that were fitted to measured runs."""
 TFLOPS_OF_CPU = 0.05
-"""Guessed matmul rate of one CPU thread in TFLOP/s, if no calibrated processor is given."""
+"""Guessed matmul rate of one CPU thread in TFLOP/s, if `hardware` gives no `speed`."""
 GUESS_ERROR_PCT = 300.0
-"""Stated error, in percent, of speeds that are predicted with guessed constants."""
+"""Error, in percent, to state for speeds that are predicted with guessed constants."""
 LISTED = 3
 """Maximum number of reasons that are printed."""
 LARGEST_BATCH = 4
@@ -49,7 +49,7 @@ class Survey(NamedTuple):
     """Short name of each combination, such as `fsdp2 full micro_batch=2`."""
     prior: Prior
     cells: list[list[int]]
-    """Numbers of each cell's combinations, whose values of all `sweep.best_by` keys are equal. Each cell has its own search."""
+    """Numbers of the combinations in each cell. A cell has one value of each `sweep.best_by` key, and a search of its own."""
     lines: list[str]
     """Lines to print: how many combinations are impossible, do not fit or are left, and the most frequent reasons."""
 
@@ -79,7 +79,7 @@ def survey(loader: Any, config: DictConfig, target: Target) -> Survey:
     parts = f"{len(impossible):,} impossible, {len(left_out) - len(unpredicted):,} do not fit"
     parts += f", {len(unpredicted):,} cannot be predicted" * bool(unpredicted)
     if not fitting:
-        raise ConfigError(f"tune: no combination is left to run: {parts}. First reason: {left_out[0]['reason']}")
+        raise ConfigError(f"tune: no combination is left to run ({parts}). First reason: {left_out[0]['reason']}")
     varied = varying([job.overrides for job in jobs])
     own = [[each for each in job.overrides if each in varied] for job, _ in candidates]
     names = [" ".join(map(short_override, each)) or "defaults" for each in own]

@@ -277,6 +277,6 @@ def refusals() -> list[str]:
 
 def test_an_error_names_both_units() -> None:
     for moved, twice, nested in on_ranks(2, refusals):
-        assert "'layers.1' would overwrite 'layers.0', which is in use" in moved
+        assert "'layers.1' would overwrite the buffer in use by 'layers.0'" in moved
         assert "'output' requests a second buffer while its first buffer is in use" in twice
-        assert "'layers.2.attention.wk' would overwrite 'layers.2.attention.wo'" in nested
+        assert "'layers.2.attention.wk' would overwrite the buffer in use by 'layers.2.attention.wo'" in nested

@@ -592,7 +592,7 @@ def document() -> None:
     print("update. The columns `norm` and `loss` compare the global gradient norm and the loss in five steps of")
     print("AdamW.\n")
     rows(LAYOUTS)
-    print("\nThe second table compares layouts in bf16 with `parallelism=single precision=bf16`:\n")
+    print("\nThe layouts of the second table use bf16. They are compared with `parallelism=single precision=bf16`:\n")
     rows(BF16)
 
 

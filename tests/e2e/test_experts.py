@@ -46,7 +46,7 @@ def test_show_is_one_screen(words: str, tmp_path: Path) -> None:
     ended = meshrunner("show", "model=moe_tiny", *words.split(), cwd=tmp_path, COLUMNS="120")
     assert ended.code == 0, ended
     assert len(ended.out.splitlines()) <= SCREEN
-    assert "13,120,768, 7,222,528 active for a token" in ended.out
+    assert "13,120,768, 7,222,528 active per token" in ended.out
     if words:
         assert "expert_shard(1) x expert(2)" in ended.out and "exchanged among experts" in ended.out
         said = " ".join(ended.out.split())  # the line is wrapped

@@ -239,7 +239,7 @@ def test_other_text_under_the_same_path_needs_force(tmp_path: Path) -> None:
     edit(tmp_path / "out", "steps: 3", "steps: 5")
     text.write_text(text.read_text().replace("line", "word"))
     ended = resume(tmp_path / "out")
-    assert ended.code == 2 and "has changed since this run was last trained" in ended.err, ended
+    assert ended.code == 2 and "has changed since this run last trained" in ended.err, ended
     assert len(read_events(tmp_path / "out")) == 3
     completed(resume(tmp_path / "out", "--force"), tmp_path / "out")
 

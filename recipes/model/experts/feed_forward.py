@@ -1,6 +1,6 @@
 """Mixture of experts in place of a feed-forward network (Shazeer et al. 2017; DeepSeek-AI 2024, V3). No token is dropped. Each
-token becomes one row per chosen expert. Rows are sorted by expert, multiplied expert by expert, and sorted back by token. The
-network adds up the token counts that its blocks return, because activation recomputation would make blocks count tokens twice."""
+token becomes one row per chosen expert. Rows are sorted by expert, multiplied expert by expert, and sorted back by token.
+Blocks return their token counts and the network adds them up, because counters in blocks would count recomputed tokens twice."""
 
 import math
 
@@ -142,8 +142,8 @@ class ExpertFeedForward(nn.Module):
         y = ops.WeightedSum.apply(results, weights).view_as(x)  # type: ignore[no-untyped-call]
         if self.shared is not None:
             if self.tensor_mesh is not None:
-                # Under tensor parallelism the gradient of x is later summed over ranks. The gradient from routed experts is
-                # not summed yet, but the shared expert's first layers have already summed their gradient over ranks.
+                # Under tensor parallelism, the gradient of x is later summed over ranks. Unlike the routed experts, the shared
+                # expert's first layers have already summed their gradient, so this gradient is divided by the number of ranks.
                 x = ops.ScaleGradient.apply(x, 1 / self.tensor_mesh.size())  # type: ignore[no-untyped-call]
             y = y + self.shared(x)
         return y, load, balance

@@ -113,7 +113,7 @@ def grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     row sizes of x and of the result must be multiples of 16 bytes."""
     if x.dtype == torch.bfloat16:
         return F.grouped_mm(x, weights, offs=ends)
-    # torch 2.14 still rejects other dtypes on meta and fake tensors, and hence in the compiler
+    # torch 2.14 still rejects dtypes other than bf16 on meta and fake tensors, and therefore in the compiler
     return torch.ops.meshrunner.grouped_mm(x, weights, ends)
 
 

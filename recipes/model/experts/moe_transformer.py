@@ -32,7 +32,7 @@ class MoETransformer(Transformer):
         super().__init__(config, seq_len, blocks)
         self.experts = experts
         self.rows: dict[int, int] = {}
-        """Row index in `expert_bias` of each block with experts, keyed by block number."""
+        """Each expert block's row index in `expert_bias`, keyed by block number."""
         for number, block in enumerate(self.layers.values()):
             if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward):
                 self.rows[number] = len(self.rows)
@@ -91,7 +91,7 @@ class MoETransformer(Transformer):
         return name.endswith(".router.weight")
 
     def initial(self, name: str) -> Initial:
-        """Return a parameter's distribution. Experts start like a dense feed-forward network, router logits with variance 1."""
+        """Return a parameter's distribution. Experts start like a dense feed-forward network. Router logits get variance 1."""
         if name.endswith((".experts.w2", ".shared.w2.weight")):
             return self.initial_into_stream()
         if name.endswith(".router.weight"):

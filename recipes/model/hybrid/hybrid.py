@@ -56,7 +56,7 @@ class MambaConfig(Section):
 
     @property
     def fuses_convolution(self) -> bool:
-        """Whether package causal_conv1d computes the convolutions."""
+        """Whether the package causal_conv1d computes the convolutions."""
         return self.kernel == "fused" and find_spec("causal_conv1d") is not None
 
 
@@ -193,5 +193,5 @@ class Hybrid(Decoder):
         return keys + (["mamba.heads", "mamba.groups"] if self.mamba is not None else [])
 
     def network(self, seq_len: int) -> Network:
-        # Resolve by name, like `kinds`, because the network's module imports this module.
+        # Import by name, as `Option.resolve` does, because the network's module imports this module.
         return resolve_name("meshrunner.recipes.model.hybrid.hybrid_transformer:HybridTransformer")(self, seq_len)

@@ -129,8 +129,8 @@ class HybridTransformer(MoETransformer):
         if targets is not None:
             all_targets = self.whole(targets, 1) if self.config.mtp.depth else targets
             rows += [self.own(all_targets.roll(-ahead, 1), 1) for ahead in range(self.config.mtp.depth)]
-            # `targets` is a slice of longer sequences and therefore not contiguous, but the shifted targets are.
-            # If all are contiguous, the loss is compiled only once.
+            # `targets` is a slice of longer sequences and therefore not contiguous, but the shifted targets
+            # are contiguous. If all targets are contiguous, the loss is compiled only once.
             targets = targets.clone(memory_format=torch.contiguous_format)
         if blocks.start == 0:  # one lookup for all rows, so that FSDP gathers the table once
             x = in_compute_dtype(self.tok_embeddings(torch.cat(rows)))

@@ -57,7 +57,7 @@ class CausalConvolution(nn.Module):
     """A depthwise convolution over the current and the previous `width` - 1 tokens, followed by SiLU."""
 
     def __init__(self, channels: int, width: int, *, fused: bool = False) -> None:
-        """fused: whether to use package causal_conv1d if it supports the sizes."""
+        """fused: whether to use the package causal_conv1d if it supports the sizes."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.empty(channels))

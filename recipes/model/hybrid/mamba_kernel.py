@@ -26,7 +26,7 @@ def _scan_backward(
     from mamba_ssm.ops.triton.ssd_combined import _mamba_chunk_scan_combined_bwd as backward
 
     deterministic = torch.are_deterministic_algorithms_enabled()
-    # mamba_ssm calls cumsum on tensors of several dimensions. It is deterministic, but torch before 2.14 raises an error.
+    # mamba_ssm calls cumsum on multi-dimensional tensors. This is deterministic, but torch before 2.14 raises an error.
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     try:
         with warnings.catch_warnings():

@@ -47,7 +47,8 @@ class BufferPool:
     step on, each unit has a fixed address range in one large allocation, the arena. Before the pool hands out a range, it
     waits at most PATIENCE_S until no buffer in use overlaps the range. A wrong plan raises an error instead of corrupting data.
 
-    A released buffer can be reused while GPU kernels read it, because the stream that fills the buffer waits for the kernels.
+    A released buffer can be reused while GPU kernels still read it, because the stream that fills the buffer waits for these
+    kernels.
     """
 
     def __init__(self, place: Callable[[Schedule], Plan], in_flight: InFlight) -> None:
@@ -95,7 +96,7 @@ class BufferPool:
 
     def step_done(self) -> int:
         """Plan the addresses after the first step. Return how many buffers torch allocated in the step that has ended."""
-        # Plan only after a whole step: gradients may be reduced only in the last micro batch.
+        # Plan only after a whole step, because some settings reduce gradients only in the last micro batch.
         if self._arena is not None or not self._requests:
             return 0
         plan = self._place(self.schedule())
@@ -128,7 +129,7 @@ class BufferPool:
                     raise ConfigError(
                         f"parallelism.buffers: '{unit}' requests a second buffer while its first buffer is in use; {INSTEAD}"
                         if use.unit == unit
-                        else f"parallelism.buffers: '{unit}' would overwrite '{use.unit}', which is in use; {INSTEAD}"
+                        else f"parallelism.buffers: '{unit}' would overwrite the buffer in use by '{use.unit}'; {INSTEAD}"
                     )
                 time.sleep(1e-4)
 

@@ -56,7 +56,7 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return one set for each request in `order`: the units of the last `most` requests, whose buffers are then in use."""
+    """Return one set per request in `order`: the units of this request and the `most` - 1 requests before it."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
@@ -136,7 +136,7 @@ def _lowest_gaps(order: Iterable[str], size: dict[str, int], near: dict[str, set
 
 
 def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
-    """Return a plan in which units with equal keys share a slot as large as the largest of them. units: (key, bytes) of each."""
+    """Return a plan in which units with equal keys share one slot, sized for the largest of these units. units: (key, bytes)."""
     slot: dict[Hashable, int] = {}
     for key, nbytes in units.values():
         slot[key] = max(slot.get(key, 0), nbytes)
@@ -145,7 +145,7 @@ def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
 
 
 class InFlight(NamedTuple):
-    """Maximum number of buffers in use at the same time. If it is reached, the next request first releases the oldest buffer."""
+    """Maximum number of buffers in use at the same time. At the maximum, a new request first releases the oldest buffer."""
 
     in_forward: int
     in_backward: int
@@ -156,11 +156,11 @@ REDUCE_SCATTER_INPUTS = InFlight(1, 1)
 
 
 def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
-    """Return the maximum number of all-gather outputs in use. prefetch: `parallelism.prefetch`; 0: torch prefetches one unit.
+    """Return the maximum number of all-gather outputs in use. prefetch: `parallelism.prefetch`, where 0 also prefetches one unit.
 
     In backward, FSDP2 releases an output as soon as the output is copied. In forward, FSDP2 keeps an output until the next output
-    has arrived, so one more output is in use. repeats: whether forward calls some units several times. Units that are called
-    several times are not prefetched, so their output is in use in addition to the prefetched outputs of other units.
+    has arrived, so one more output is in use. repeats: whether forward calls some units several times. Such units are not
+    prefetched, so the output of one such unit is in use in addition to the prefetched outputs of other units.
     """
     ahead, more = prefetch or 1, int(repeats and prefetch > 0)
     return InFlight(ahead + 1 + more, ahead + more)

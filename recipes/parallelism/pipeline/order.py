@@ -89,7 +89,7 @@ def _passes(actions: list[_Action | None]) -> list[Pass]:
 
 def ends(order: list[list[Pass]], stages: int, cost: Callable[[Pass], float], transfer: float = 0.0) -> list[float]:
     """Return the time at which each rank has finished its passes, if each pass starts as early as its inputs allow. cost:
-    duration of a pass. transfer: duration of sending a result to another rank, while the sender starts its next pass."""
+    duration of a pass. transfer: duration of sending a result to another rank. The sender does not wait for the transfer."""
     done: dict[tuple[str, int, int], tuple[int, float]] = {}
     clocks, todo = [0.0] * len(order), [list(reversed(passes)) for passes in order]
     while any(todo):

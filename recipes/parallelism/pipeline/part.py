@@ -22,7 +22,7 @@ class Part(nn.Module):
         self._forward, self._computing = partial(network.forward_part, blocks), computing
         names = part_names(network, blocks)
         self.network, self.parts = [network], [self]
-        """The network, and all of its parts on this rank. Both are lists, in which torch does not register submodules."""
+        """The network, and all of its parts on this rank. Both are lists, because torch would register a plain module."""
         inside = tuple(f"{name}." for name in names)
         self.blocks = {i: block for i, block in enumerate(network.block_names()) if f"{block}.".startswith(inside)}
         """Names of the blocks in this part, keyed by their number in the network."""

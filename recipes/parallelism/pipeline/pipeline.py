@@ -30,8 +30,8 @@ class Pipeline:
         shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> None:
-        """stages: this rank's stages, keyed by their index among all `number` stages. shape, dtype: those of the residual stream
-        that stages exchange for a micro batch."""
+        """stages: this rank's stages, keyed by their index among all `number` stages. shape, dtype: properties of the
+        residual stream that stages exchange for a micro batch."""
         self.stages, self.number, self.group, self._shape, self._dtype = stages, number, group, shape, dtype
         self._class = get_schedule_class(schedule.torch_name)
         self._schedule: _PipelineSchedule | None = None
@@ -44,7 +44,7 @@ class Pipeline:
         return math.prod(self._shape) * self._dtype.itemsize
 
     def backward(self, batches: Batches) -> Tensor:
-        """Accumulate the gradient of the mean loss over all micro batches. Return this loss, or 0 without the last stage."""
+        """Accumulate gradients of the mean loss over all micro batches. Return this loss; 0 if the rank lacks the last stage."""
         tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         if self._schedule is None:
             self._schedule = self._build(batches)
@@ -59,7 +59,7 @@ class Pipeline:
             if hidden is None or "failed to run" not in str(error).lower():
                 raise
         if hidden is not None:
-            raise hidden  # outside of `except`, which would replace the error's own context
+            raise hidden  # raised here, because inside `except` Python would replace the error's context
         return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=tokens.device)
 
     def summed(self, values: Sequence[Tensor]) -> list[Tensor]:
@@ -72,7 +72,7 @@ class Pipeline:
         micro_batches, (tokens, _) = len(batches), batches[0]
         like_tokens, loss = torch.empty_like(tokens, device="meta"), torch.empty((), device="meta", requires_grad=True)
         stream = torch.empty(self._shape, dtype=self._dtype, device="meta", requires_grad=True)
-        # Given the shapes of inputs and results, torch need not infer them by running the model once more.
+        # Pass the shapes of inputs and results. Otherwise torch would run the model once more to infer them.
         stages = [
             PipelineStage(
                 stage,

@@ -42,9 +42,9 @@ SCHEDULES = {
     "zbv": Schedule("ZBVZeroBubble", stages=2, is_v=True, splits_backward=True),
     "dualpipe_v": Schedule("DualPipeV", stages=2, is_v=True, splits_backward=True, fills=True),
 }
-"""Schedules, keyed by the value of `pipeline_schedule`. Their sources are: gpipe: Huang et al. 2019. 1f1b, interleaved_1f1b:
-Narayanan et al. 2021. looped_bfs: Lamy-Poirier 2023. interleaved_zero_bubble, zbv: Qi et al. 2024. dualpipe_v: DualPipe
-(DeepSeek-AI 2024, V3) cut in half."""
+"""Schedules, keyed by the value of `pipeline_schedule`. Sources: gpipe (Huang et al. 2019); 1f1b and interleaved_1f1b (Narayanan
+et al. 2021); looped_bfs (Lamy-Poirier 2023); interleaved_zero_bubble and zbv (Qi et al. 2024); dualpipe_v (DualPipe cut in half,
+DeepSeek-AI 2024, V3)."""
 
 
 def ranges(counts: Sequence[int]) -> list[range]:
@@ -60,7 +60,7 @@ def balanced(costs: Sequence[float], last: float, stages: int) -> list[int]:
 
     @cache
     def best(start: int, left: int) -> tuple[float, float, tuple[int, ...]]:
-        """Split the blocks from `start` on into `left` stages. Return the largest cost, the sum of squares, and the counts."""
+        """Split block `start` and all later ones into `left` stages. Return the largest cost, the sum of squares, the counts."""
         if left == 1:
             cost = before[blocks] - before[start] + last
             return cost, cost**2, (blocks - start,)

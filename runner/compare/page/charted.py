@@ -22,7 +22,7 @@ from meshrunner.runner.rundir import FITTING, StepRow
 POINTS = 600
 """Maximum number of points in a curve. A run with 1200 steps is drawn at every second step."""
 ALL_POINTS = 80_000
-"""Number of points that are divided among the curves of a chart. Each curve gets at least FEWEST_POINTS and at most POINTS."""
+"""Number of points that all curves of a chart share. Each curve gets at least FEWEST_POINTS and at most POINTS."""
 FEWEST_POINTS = 100
 BINS = 24
 """Number of bins in a histogram. A row with fewer values than bins has no histogram."""
@@ -94,7 +94,7 @@ def _row(
 
 
 def _ledgers(row: Row) -> dict[str, dict[str, float]]:
-    """Return a row's ledgers, keyed by title. One divides the step time into lines, the other the memory peak into categories."""
+    """Return a row's ledgers, keyed by title: the step time divided into lines, and the memory peak divided into categories."""
     found = {"seconds per step": traced(row), "GiB at the peak": live_memory(row) or predicted_memory(row)}
     return {title: {line: round(each, 6) for line, each in lines.items()} for title, lines in found.items() if lines}
 

@@ -34,7 +34,7 @@ def with_rest(lines: Mapping[str, float], whole: float) -> dict[str, float]:
 def traces(row: Row) -> list[tuple[Run, Explanation]]:
     """Return the completed runs whose last steps were traced, with their traces."""
     read = [(run, Explanation.read(run.path / EXPLANATION)) for run in row.completed]
-    # The steps differ if the run was continued without a trace.
+    # The steps differ if the run was continued without tracing.
     return [(run, found) for run, found in read if found.seconds and found.steps[1] == run.summary.steps]
 
 
@@ -56,7 +56,7 @@ def traced(row: Row) -> dict[str, float]:
 
 
 def live_memory(row: Row) -> dict[str, float]:
-    """Return the GiB per category that `profiler=memory` measured on a CPU at the peak; {} if it did not."""
+    """Return the GiB per category that `profiler=memory` measured on a CPU at the peak; {} if not measured."""
     figures = row.counted[0].record(Summary).as_json()
     found = {name: number(figures.get(f"memory/live_{name}_gib")) for name in CATEGORIES}
     return {name: value for name, value in found.items() if value is not None}

@@ -56,8 +56,8 @@ def explain(error: BaseException, overrides: list[str]) -> str:
 
 @contextmanager
 def faults_of_hydra() -> Iterator[None]:
-    """Turn internal errors of Hydra and OmegaConf, such as AttributeError, into ConfigCompositionException in a `with` block.
-    Do the same with Hydra's warning about a missing search path."""
+    """Convert some errors in the `with` block to ConfigCompositionException: internal errors of Hydra and OmegaConf, such as
+    AttributeError, and Hydra's warning about a missing search path."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "provider=hydra.searchpath", UserWarning)
@@ -101,6 +101,9 @@ def _unknown_key(key: str, cause: Any) -> str:
     known = [str(each) for each in node if each != "hydra"] if isinstance(node, DictConfig) and node else []
     if parent == key and not known:  # such as launch.env={A: 1}
         return f"{key}: cannot be set as a whole; use {full}=VALUE"
+    complete = not parent and {*known, "hydra"} >= shipped.top_level().keys()
+    if complete and get_close_matches(name, known, 1, CLOSE):  # the usual typing error, without importing all options
+        return f"{full}: unknown key.{did_you_mean(name, known)} Keys of the configuration: {', '.join(sorted(known))}"
     from meshrunner.runner.config.reference import catalog  # not at the top: it imports options
 
     root: Any = OmegaConf.to_container(node._get_root(), resolve=False) if isinstance(node, DictConfig) else {}
@@ -114,7 +117,7 @@ def _unknown_key(key: str, cause: Any) -> str:
 
 
 def _nearest(name: str, siblings: list[str], chosen: list[str]) -> str:
-    """Return a hint `Did you mean ...?` with a similar key: from `siblings`, else from the `chosen` options, else from any."""
+    """Return a hint `Did you mean ...?` with a similar key: one of `siblings`, else of `chosen`, else of all keys."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
     if hint := did_you_mean_key(name, [], chosen):

@@ -32,7 +32,7 @@ def parse(verb: str, arguments: list[str]) -> argparse.Namespace:
     def refuse(message: str) -> NoReturn:
         hint = suggestion(COMMANDS[verb], message)
         if "--baseline" in message:  # a flag of `compare`
-            message += "; for a sweep use the key sweep.baseline=KEY=VALUE"
+            message += "; for a sweep, give sweep.baseline=KEY=VALUE instead"
         raise ConfigError(f"{message}.{hint} `meshrunner {verb} --help` lists flags and keys")
 
     parser = get_args_parser()

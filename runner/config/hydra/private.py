@@ -38,7 +38,7 @@ def set_up_hydra() -> None:
     try:
         Plugins.instance()
     except (Exception, SystemExit) as error:
-        importers = (__file__, plugins.__file__, singleton.__file__)  # not at fault: they import the plugin
+        importers = (__file__, plugins.__file__, singleton.__file__)  # these files only import the plugin
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         own = [file for file in files if Path(file).is_file() and file not in importers]
         file = error.filename if isinstance(error, SyntaxError) else next(iter(own), "")

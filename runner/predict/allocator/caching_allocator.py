@@ -81,7 +81,7 @@ class CachingAllocator:
 def allocator_settings(name: str, conf: str) -> tuple[bool, list[str]]:
     """Parse `conf`, the value of variable `name`. Return whether segments are expandable, and remarks on unmodelled settings."""
     expandable, remarks = False, []
-    for item in re.split(r",(?![^\[]*\])", re.sub(r"\s", "", conf)):  # at commas outside of brackets
+    for item in re.split(r",(?![^\[]*\])", re.sub(r"\s", "", conf)):  # split at commas outside of brackets
         key, _, value = item.partition(":")
         if key == "expandable_segments":
             if value not in ("True", "False"):

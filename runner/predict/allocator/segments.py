@@ -70,7 +70,7 @@ class BlockPool:
 
     def best_fit(self, size: int) -> MemoryBlock | None:
         """Remove and return the smallest free block of at least `size` bytes. Among equal sizes, choose the lowest address.
-        Unmapped memory directly after a block counts towards its size here, so a segment's last mapped block is used last."""
+        Unmapped memory directly after a block counts towards the block's size, so a segment's last mapped block is used last."""
         free = self.free
         i = bisect_left(free, (size,))
         if i == len(free):
@@ -150,7 +150,7 @@ class ExpandableSegments(Segments):
         block = self._lowest_range(pool, size)
         if not block.mapped and not self._map(block, min(size, block.size)):
             return None
-        while block.size < size:  # the range is large enough, so the next block is unmapped
+        while block.size < size:  # an unmapped block follows, because the range has `size` bytes
             after = block.after
             assert after is not None
             if not self._map(after, min(size - block.size, after.size)):

@@ -18,7 +18,7 @@ LOWER = {
 FP32_ON_CPU: set[Any] = {F.cross_entropy, F.nll_loss, F.binary_cross_entropy_with_logits, F.mse_loss}
 FP32_ON_CUDA = FP32_ON_CPU | {
     *(F.softplus, F.layer_norm, F.rms_norm, F.softmax, F.log_softmax),
-    *(torch.layer_norm, torch.rms_norm),  # called by F.layer_norm and F.rms_norm, which the compiler traces
+    *(torch.layer_norm, torch.rms_norm),  # the compiler traces into F.layer_norm and F.rms_norm, which call these
     *(torch.softmax, torch.log_softmax, torch.logsumexp, torch.exp, torch.expm1, torch.log, torch.log1p, torch.pow),
     *(torch.rsqrt, torch.reciprocal, torch.sum, torch.cumsum, torch.cumprod, torch.prod, torch.linalg.vector_norm),
     *(Tensor.exp, Tensor.expm1, Tensor.log, Tensor.log1p, Tensor.pow, Tensor.__pow__, Tensor.rsqrt, Tensor.reciprocal),

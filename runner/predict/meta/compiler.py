@@ -53,8 +53,8 @@ def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
             )
         compiled: Callable[..., Any] = torch_compile(function, backend=BACKENDS.get(backend, backend), **arguments)
 
-        # dynamo traces the casts of the mode `_Autocast` into the graph. If compiled code disables autocast, it disables CPU
-        # autocast, so `_Autocast` checks whether CPU autocast is enabled. CPU autocast itself casts no meta tensors.
+        # dynamo traces the casts of the mode `_Autocast` into the graph. Compiled code that disables autocast disables
+        # CPU autocast, so `_Autocast` checks whether CPU autocast is enabled. CPU autocast itself casts no meta tensors.
         def called(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_autocast_enabled("meta"):
                 return compiled(*args, **kwargs)
@@ -156,7 +156,7 @@ class Interpreter(fx.Interpreter):
         super().__init__(graph)
         self.memory, self.recorder = memory, recorder
         self.in_cache: set[fx.Node] = set()
-        """Tensors that count as cached and are read at no cost, because kernels used them since the last unfused operator."""
+        """Tensors that kernels used after the last unfused operator. They count as cached, and are read at no cost."""
         kernels = memory.kernels if memory else {}
         read_until = {node: kernel for kernel, read in kernels.items() for node in filter(_stays, read)}
         # By default, a value is freed after its last user, which may be the first operator of the kernel that reads it.

@@ -24,8 +24,8 @@ LOOKUPS = {"index", "embedding", "gather", "index_select"}
 VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
 """Operators that return views although their schemas do not declare a view."""
 READS_TO_INLINE = 4
-"""Maximum number of tensors that a computation may read if inductor repeats the computation for each use of the result. If it
-reads more tensors, a result with several uses is stored in memory (`torch._inductor.config.realize_reads_threshold`)."""
+"""Maximum number of tensors that a computation may read if inductor repeats the computation for each use of the result.
+A computation that reads more tensors stores a result with several uses (`torch._inductor.config.realize_reads_threshold`)."""
 
 
 class GraphMemory(NamedTuple):

@@ -35,7 +35,7 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """Make FSDP2 use the streams of `recorder.device`, so that the trace shows which communication overlaps with compute."""
     for user in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
         in_torch.replace(user, "_get_device_handle", lambda _="cuda": recorder.device)
-    # FSDP2 calls this function only to free an all-gather whose result was never used, such as in frozen first blocks.
+    # FSDP2 calls this function only to free an all-gather whose result was never used, such as that of a frozen first block.
     in_torch.replace(torch.accelerator, "current_stream", recorder.device.current_stream)
 
 
@@ -97,7 +97,8 @@ def ddp_reducer(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def _reduce(device: TracedDevice, stream: TracedStream, group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Like DDP, divide a bucket by the group size and all-reduce it on NCCL's stream. Compute waits for the last bucket."""
+    """Like DDP, divide a bucket by the group size and all-reduce it on NCCL's stream. The compute stream waits for
+    the last bucket."""
     buffer, computing = bucket.buffer(), device.current_stream()
     buffer.div_(group.size())
     stream.wait_stream(computing)
@@ -140,7 +141,7 @@ def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:
-    """Replace torchao's check for the scale of a float8 weight: the check reads a value, and meta tensors have no values."""
+    """Replace torchao's check whether a float8 weight has a scale: the check reads a value, but meta tensors have no values."""
     convert = Float8.convert
 
     def traced_convert(self: Float8, network: Network, tensor: int) -> None:
@@ -173,7 +174,7 @@ def meta_as(device_type: str, recorder: Recorder, *, compiles: bool, cudnn: bool
     """Make meta behave like a `cpu` or `cuda` device. See `device_kernels` for `compiles` and `cudnn`. pipelined: whether the
     recipe has pipeline stages."""
     if compiles:
-        # Import only if needed: it takes seconds. Import before replacing torch's functions, because the module collects them.
+        # Import only if needed: it takes seconds. Import before replacing torch's functions, because the module stores them.
         from meshrunner.runner.predict.meta.compiler import trace_compiled_code
     if pipelined:
         from meshrunner.runner.predict.meta.pipelines import trace_passes

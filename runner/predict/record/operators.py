@@ -19,7 +19,7 @@ MATMULS = {
 }
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Names of collectives. If underscores are ignored, a torch operator (`_allgather_base_`) begins with one of these names."""
+"""Names of collectives. The name of a torch operator, such as `_allgather_base_`, begins with one if underscores are ignored."""
 
 
 class Traits(NamedTuple):

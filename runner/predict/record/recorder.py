@@ -35,9 +35,9 @@ CUBLAS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_scale
 class Fusion(Enum):
     """Role of an operator in a fused kernel."""
 
-    NONE = "runs by itself, as without the compiler"
-    RESULT = "ends a fused kernel: its result gets memory"
-    INSIDE = "inside a fused kernel: its result is never in memory"
+    NONE = "runs as a separate kernel, as without the compiler"
+    RESULT = "last operator of a fused kernel; the result is allocated"
+    INSIDE = "earlier operator of a fused kernel; the result is never allocated"
 
 
 class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]

@@ -138,7 +138,7 @@ class TracedEvent:
     def __init__(self, device: TracedDevice, *_: Any, **__: Any) -> None:
         self.device = device
         self.number: int | None = None
-        """Number of the latest recording of this event, or None if the event is not recorded yet."""
+        """Number of the latest recording of this event, or None if the event has not been recorded yet."""
 
     def record(self, stream: TracedStream | None = None) -> None:
         self.number = next(self.device.event_numbers)
@@ -153,7 +153,7 @@ class TracedEvent:
 
 
 class TracedDevice:
-    """Stand-in for the module `torch.cuda`. FSDP calls its functions, which log events instead of using a GPU."""
+    """Stand-in for the module `torch.cuda`. FSDP calls the stand-in's functions, which log events instead of using a GPU."""
 
     def __init__(self) -> None:
         self.write: Callable[[TraceEvent], None] = lambda event: None

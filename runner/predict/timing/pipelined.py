@@ -45,7 +45,7 @@ class TracedRanks:
 
         order = passes_by_rank(schedule, ranks, per_rank, self.micro_batches)
         rates, step = clocks[0].rates, self.neighbours
-        # `send` is timed like an all-gather of two ranks. In it, each rank sends half of the buffer, so pass twice the bytes.
+        # `send` is timed like an all-gather of two ranks, each of which sends half of the buffer, so pass twice the bytes.
         transfers = (rates.collective_s("send", (r * step, (r + 1) * step), 2 * exchanged) for r in range(ranks - 1))
         ended = ends(order, ranks * per_rank, cost, max(transfers))
         outside = [time.seconds - sum(map(cost, own)) for time, own in zip(times, order, strict=True)]

@@ -28,7 +28,7 @@ LINK_BANDWIDTH = 450.0
 NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
 """Pairs (number of ranks, GB/s) within a node: size of the whole buffer / transfer time of an all-gather or reduce-scatter."""
 NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
-"""Pairs (number of ranks, latency in seconds of an all-gather or reduce-scatter) within a node."""
+"""Pairs (number of ranks, latency of an all-gather or reduce-scatter in seconds) within a node."""
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
 """Pairs (bytes per rank, fraction of the network bandwidth that a collective of this size reaches)."""
 STEP_IN_NODE, STEP_ACROSS = 3.4e-6, 14e-6

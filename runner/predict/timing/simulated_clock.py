@@ -42,11 +42,11 @@ class SimulatedClock:
 
     def __init__(self, rates: Rates, tensor: int = 1) -> None:
         """Start a clock. tensor: size of the groups of neighbouring ranks that use `compile.async_tensor_parallel`, or 1. If
-        inductor can fuse a collective with matmuls, all pieces of data but one move during the matmuls (Wang et al. 2023)."""
+        inductor can fuse a collective with matmuls, all pieces of data except one move during the matmuls (Wang et al. 2023)."""
         self.rates, self._tensor = rates, tensor
         self._gather_s, self._matmul_s, self._copied = 0.0, 0.0, math.inf
-        """Seconds of the last all-gather that later matmuls can hide. Seconds of the last matmul. Bytes read and written since
-        then to put its result in order: infinite after any other operator, or if no matmul has followed the last collective."""
+        """Seconds of the last all-gather that later matmuls can hide. Seconds of the last matmul. Bytes read and written to
+        put that matmul's result in order: infinite after any other operator, or if no matmul followed the last collective."""
         self.host = 0.0
         """Time at which the host issues its next operation."""
         self._streams: dict[int, float] = {COMPUTE: 0.0}
@@ -142,7 +142,7 @@ class SimulatedClock:
                 self._gather_s, self._matmul_s, self._copied = self._gather_s - hidden, seconds - hidden, 0.0
             else:
                 puts_in_order = name.startswith("fused::cat")
-                if not puts_in_order or self._copied < math.inf:  # a cast of gathered data, or work after a matmul
+                if not puts_in_order or self._copied < math.inf:  # a cast, or work after a matmul, ends the overlap
                     self._gather_s = 0.0
                 self._copied += nbytes if puts_in_order else math.inf
 
@@ -158,7 +158,7 @@ class SimulatedClock:
         if compiled and len(ranks) == self._tensor == ranks[-1] - ranks[0] + 1:
             if name == "all_gather":
                 self._gather_s = seconds * (1 - 1 / self._tensor)
-            elif name == "reduce_scatter" and self._copied <= 2 * nbytes:  # its input is not a sum of matmuls
+            elif name == "reduce_scatter" and self._copied <= 2 * nbytes:  # the input is not a sum of matmuls
                 hidden = min(seconds * (1 - 1 / self._tensor), self._matmul_s)
             self._copied = math.inf
         self._groups[ranks] = self._streams[stream] = begins + seconds - hidden

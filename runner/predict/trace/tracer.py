@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Import torch._dynamo early. An import during an operator's first call would keep the operator's tensors alive in its frames.
+# Import torch._dynamo early. If an operator's first call imported it, the frames of the import would keep the operator's
+# tensors alive.
 import torch._dynamo
 import torch.distributed as dist
 from torch import nn
@@ -73,8 +74,8 @@ def trace_depths(
     device_type: str,
     libraries: GPULibraries | None = None,
 ) -> tuple[Trace, ...]:
-    """Trace each recipe as `trace_recipe` does. Several recipes may differ only in the number of blocks, because their traces use
-    the same compiled code. Traces of several recipes cannot be replayed, because their first step has only one micro batch."""
+    """Trace each recipe as `trace_recipe` does. If there are several, they must be equal except for the number of blocks, because
+    their traces use the same compiled code. Such traces cannot be replayed, because their first step has only one micro batch."""
     in_first_step = 1 if len(recipes) > 1 else MICRO_BATCHES
     setting = rank, in_first_step, nodes, workers, device_type, libraries or GPULibraries()
     try:

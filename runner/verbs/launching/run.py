@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
 
     experiment, _ = write_run(composed, workers_here, here=True)
     in_its_interpreter(composed.run_dir)
-    warm(experiment.launch.env)  # must come before the first child, because it may replace the forkserver
+    warm(experiment.launch.env)  # before any child process starts, because `warm` may replace the forkserver
     predicted = composed.run_dir, composed.config, experiment, workers_here(experiment)
     prediction = Thread(target=save_prediction, args=predicted, daemon=True)
     prediction.start()

@@ -99,7 +99,7 @@ def submit_again(folder: Path, overrides: Sequence[str]) -> int:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of a directory's last submission, or {} without a submission. Raise ConfigError if they are damaged."""
+    """Return the settings of a directory's last submission, or {} if there is none. Raise ConfigError if the file is damaged."""
     try:
         return JsonFile.load(folder / SLURM_SETTINGS).as_json()
     except (OSError, ValueError) as error:

@@ -10,7 +10,6 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import replace_file
 from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.console import console, naming, one_line, say, table_of
-from meshrunner.runner.process.garbage import garbage_collection_disabled
 
 if TYPE_CHECKING:
     from meshrunner.runner.calibrate import Calibration
@@ -19,17 +18,17 @@ if TYPE_CHECKING:
 def calibrate(arguments: list[str]) -> int:
     """Fit constants to runs, print each run's error, and print or write a `hardware` file. Raise ConfigError if the fit fails."""
     given = parse("calibrate", arguments)
-    with garbage_collection_disabled(), naming("tracing the runs, fitting the constants"):
+    with naming("tracing the runs, fitting the constants"):
         from meshrunner.runner.calibrate import as_yaml, calibrate_device
 
         calibration = calibrate_device(given.directories)
     fitted = calibration.fitted
     if not fitted.tells_apart and not given.force:
         raise ConfigError(
-            "calibrate: the runs cannot separate matmul speed from memory bandwidth: after the fit, the ratio of the "
-            f"two keeps {100 * fitted.ratio_unknown:.0f}% of its uncertainty. Add runs limited only by matmul speed or "
-            "only by memory bandwidth, for example with another compile option or model.dim. --force writes the file "
-            "anyway"
+            "calibrate: the runs cannot separate matmul speed from memory bandwidth. After the fit, the ratio of "
+            f"matmul speed to memory bandwidth is still {100 * fitted.ratio_unknown:.0f}% as uncertain as before. Add runs "
+            "limited only by matmul speed or only by memory bandwidth, for example with another compile option or "
+            "model.dim. --force writes the file anyway"
         )
     if given.json:
         print(json.dumps(calibration.as_json(), indent=2))

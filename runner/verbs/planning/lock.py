@@ -70,7 +70,8 @@ def lock(arguments: list[str]) -> int:
 
 
 def derived(arguments: Sequence[str], losses: int, command: Sequence[str] = ()) -> dict[str, Sections]:
-    """Derive the facts of each run, keyed by its varying overrides. `losses`: steps to train. `command`: see `_runs`."""
+    """Derive the facts of each run, keyed by its varying overrides. `losses`: number of steps whose losses are among the
+    facts. `command`: see `_runs`."""
     from meshrunner.runner.predict import exact_facts
     from meshrunner.runner.sweep.combinations import configured_workers
 

@@ -13,7 +13,6 @@ from meshrunner.runner.config.interpreter import continue_in
 from meshrunner.runner.console import console, say, table_of
 from meshrunner.runner.predict import DOES_NOT_FIT, Forecast, Planned, largest_that_fits, predict_config
 from meshrunner.runner.process.forkserver import warm
-from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.rundir import FITTING, key_of
 from meshrunner.runner.verbs.reference.queries import answered
 
@@ -32,7 +31,6 @@ def plan(arguments: list[str]) -> int:
     )
 
 
-@garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
 def _predict(composed: Composed, options: Namespace, arguments: list[str], overrides: list[str]) -> int:
     continue_in(check(composed.config).launch.python, ["plan", *arguments])
     for flag in ("best_by", "top", "run", "submit"):

@@ -15,7 +15,6 @@ from meshrunner.runner.config.compose import Composer, warn_of_short_sequences
 from meshrunner.runner.config.devices import ExpectedDevices, check_on_devices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import console, one_line, table_of
-from meshrunner.runner.process.garbage import garbage_collection_disabled
 from meshrunner.runner.verbs.planning.stages import largest_rank, stage_table, stages_of
 from meshrunner.runner.verbs.reference.queries import answered
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 WHOLE_GRADIENTS = "unsharded gradients between micro batches"
 
 
-@garbage_collection_disabled()  # makes imports a fifth faster; they create little garbage
 def show(arguments: list[str]) -> int:
     """Print the properties of one run. Raise ConfigError if the configuration is invalid."""
     options, overrides = split("show", arguments)
@@ -82,7 +80,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     counts = [f"{parameters:,}"] + [f"{trained:,} trained"] * (trained != parameters)
     if inactive := experiment.model.inactive_parameters():
-        counts.append(f"{parameters - inactive:,} active for a token")
+        counts.append(f"{parameters - inactive:,} active per token")
     flops = experiment.model.flops_per_token(experiment.seq_len)
     global_batch, micro_batches = experiment.accumulation(degrees.data)
     rows = [
@@ -97,7 +95,7 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
         rows.append(("exchanged among experts", f"{_bytes(_exchanged(experiment, network, micro_batches))} a step"))
     if degrees.context > 1:
         method = experiment.parallelism.context_method
-        rows.append(("context", f"{degrees.context} neighbouring devices split each sequence, by {method}"))
+        rows.append(("context", f"{degrees.context} neighbouring devices split each sequence ({method})"))
     batch = f"{global_batch} sequences = {global_batch * experiment.seq_len:,} tokens"
     rows.append(("data-parallel ranks", f"{degrees.data}"))
     rows.append(("global batch", f"{batch}, {micro_batches} micro batch{'es' * (micro_batches > 1)} per rank"))
@@ -114,7 +112,7 @@ def _lowered(experiment: Experiment, network: Network) -> str:
     why = (
         "fsdp2 keeps these parameters in fp32 only with torch 2.15 or later"
         if layout.kind == "fsdp2"
-        else f"{layout.kind} has one dtype per unit"
+        else f"{layout.kind} uses a single dtype in each unit"
     )
     return f", also for {', '.join(inside)}: {why}"
 
@@ -186,7 +184,7 @@ def _plan(experiment: Experiment, network: Network, plan: WrapPlan, units: Units
         names = [name or "root" for name in alike]
         table.add_row(names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}: {len(names)} units, each", *cells)
     sums = ("", "", "", _bytes(gathered), _bytes(reduced))
-    table.add_row(f"{len(plan)} unit{'s' * (len(plan) > 1)}, in a step", *sums[:shown])
+    table.add_row(f"{len(plan)} unit{'s' * (len(plan) > 1)}, sum per step", *sums[:shown])
     return table
 
 

@@ -21,8 +21,8 @@ from meshrunner.runner.rundir.files import is_run, is_sweep
 
 
 def why(arguments: list[str]) -> int:
-    """Explain the difference between two runs or rows. Raise ConfigError if a directory is no run or no data explains the
-    difference."""
+    """Explain the difference between two runs or rows. Raise ConfigError if a directory is not a run directory or no
+    data explains the difference."""
     given = parse("why", arguments)
     base, row = _row(given.baseline), _row(given.row)
     if given.row.resolve() in [run.path.resolve() for run in base.runs]:
@@ -39,7 +39,7 @@ def why(arguments: list[str]) -> int:
         say(sentence)
     if not found.traced:
         say(
-            "The ledger is predicted, because at least one row was not traced. "
+            "The times below are predicted, because at least one row was not traced. "
             "sweep.explain=true traces the last steps of a run, unless the run has too few steps."
         )
     print()
@@ -112,7 +112,7 @@ def _columns(title: str, lines: Sequence[tuple[str, Line]], names: tuple[str, st
 
 
 def _lines(found: Difference) -> Iterator[tuple[str, Line]]:
-    """Yield (title, line) for each group of ledger lines, then for its lines if there are several. End with the whole step."""
+    """Yield (title, line) for each group of ledger lines and, if a group has several, for each line. End with the whole step."""
     for group in found.groups():
         yield group.name, group
         own = [line for line in found.lines if group_of(line.name) == group.name]

@@ -60,7 +60,7 @@ def _devices() -> Iterator[tuple[str, str, str]]:
         why = "install a CUDA build of torch, or unset CUDA_VISIBLE_DEVICES"
         yield "GPUs", "a driver is installed, but torch sees no GPU", why
     else:
-        yield "GPUs", "none", "runs use the CPU and gloo; their figures say nothing about GPUs"
-    for backend, why in (("gloo", "every run needs this backend"), ("nccl", "runs on GPUs need this backend")):
+        yield "GPUs", "none", "runs use the CPU and gloo; speeds of CPU runs say nothing about GPUs"
+    for backend, why in (("gloo", "every run needs this backend"), ("nccl", "every run on a GPU needs this backend")):
         usable = dist.is_backend_available(backend)
         yield f"backend {backend}", "yes" if usable else "no", "" if usable else why

@@ -26,7 +26,7 @@ DEFAULTS = "Options and files that a YAML file includes (Hydra's defaults list).
 HYDRA = {
     "hydra.run.dir": "Directory of a single run, the run directory.",
     "hydra.sweep.dir": "Directory of a sweep, which contains the run directories.",
-    "hydra.mode": "RUN, or MULTIRUN for a sweep without -m.",
+    "hydra.mode": "RUN, or MULTIRUN to sweep without -m.",
     "hydra.sweeper.params": "The grid of a sweep: keys or groups with values, {seed: '1,2'}. Overrides win.",
     "hydra.sweeper.max_batch_size": "Maximum number of jobs that a sweeper passes to the launcher at once; null: all.",
     "hydra.sweeper": "Chooses the values of a sweep: basic tries all values; the plugin hydra/sweeper=optuna searches.",
@@ -56,7 +56,7 @@ def explanation(term: str) -> str:
     """Return an explanation of a key, group or option. If the term is unknown, raise a ConfigError that suggests a known name."""
     name, _, option = term.lstrip("+~").partition("=")
     group = shipped.LAUNCHER if name == "hydra.launcher" else name
-    if group not in shipped.groups() and group.rpartition("/")[0] in shipped.groups():  # GROUP/OPTION, a file's path
+    if group not in shipped.groups() and group.rpartition("/")[0] in shipped.groups():  # GROUP/OPTION, as in file names
         group, _, option = group.rpartition("/")
     keys = [*every_key()]
     if group in shipped.groups():

@@ -66,7 +66,7 @@ def test_a_sweep_with_noise_and_without_repeats(tmp_path: Path) -> None:
     repeats(tmp_path, "c", "parallelism=fsdp1", "steps=5", wps=(50,))
     repeats(tmp_path, "d", "parallelism=fsdp2", "steps=5", wps=(500,), losses=(6.0, 4.0, 2.0))
     assert found(tmp_path, "parallelism=fsdp1") == [
-        "No tested row is faster than another beyond noise (WPS per device)",
+        "No tested row is faster than another by more than noise (WPS per device)",
         "fsdp2 against fsdp1: no difference in WPS per device beyond the noise of 3 repeats (+1.7%); 1 more pair not tested",
         "Losses differ in 1 of 2 pairs: steps=5 fsdp2",
     ]

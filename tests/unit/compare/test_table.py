@@ -97,7 +97,7 @@ def test_every_line_below_the_table_is_rendered_by_itself(tmp_path: Path) -> Non
 def test_a_speed_of_two_steps_is_remarked_on(tmp_path: Path) -> None:
     make_run(tmp_path / "0", "steps=5", "measure_after=3", summary={"measured_steps": 2})
     make_run(tmp_path / "1", "steps=30", "measure_after=3", summary={"measured_steps": 27})
-    remark = "- measure_after=3 leaves 2 of 5 steps: too few for a reliable speed; raise steps"
+    remark = "- measure_after=3 leaves 2 of 5 steps to measure, too few for a reliable speed; raise steps"
     assert markdown(of(tmp_path)).splitlines().count(remark) == 1
     make_run(tmp_path / "2", "steps=3", "measure_after=3", wps=None, summary={"measured_steps": 0})
     assert "- measure_after=3 leaves none of 3 steps" in markdown(of(tmp_path))

@@ -142,12 +142,12 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism.context=2", "seq_len=254"],
             2,
-            "each sequence is cut into equal pieces, whose number is context (ulysses) or 2 x context (allgather)",
+            "each sequence is cut into N equal pieces, where N is context (ulysses) or 2 x context (allgather)",
         ),
         (
             ["parallelism.context=2", "parallelism.tensor=2", "seq_len=252"],
             4,
-            "multiplied by tensor if sequence_parallel=true; use a seq_len that is a multiple of the number of pieces",
+            "multiplied by tensor if sequence_parallel=true; use a seq_len that is a multiple of N",
         ),
         (
             ["parallelism.context=3", "parallelism.context_method=ulysses", "seq_len=255"],
@@ -183,12 +183,12 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism.pipeline=2", "parallelism.pipeline_schedule=zbv"],
             4,
-            "lose the gradients of FSDP2 units that are freed after forward",
+            "lose the gradients of FSDP2 units whose parameters are freed after forward",
         ),
         (
             ["parallelism.pipeline=2", "parallelism.pipeline_schedule=dualpipe_v", "activation_checkpoint=full"],
             2,
-            "recompute a block several times, once for each group of its weights",
+            "either fail, or recompute each block several times (once for each group of its weights)",
         ),
         (
             ["parallelism.pipeline=2", "parallelism.pipeline_schedule=zbv", "compile=per_block"],
@@ -294,7 +294,11 @@ def test_all_problems_are_listed_together() -> None:
             )
             for layout in ("ddp", "fsdp1", "fsdp2 parallelism.buffers=max_pool", "fsdp2 parallelism.cpu_offload=true")
         ),
-        (["compile.cuda_graph=true", "measure_after=2"], 2, "compile.cuda_graph captures step 3; use at least 3"),
+        (
+            ["compile.cuda_graph=true", "measure_after=2"],
+            2,
+            "compile.cuda_graph captures its graph in step 3; use at least 3",
+        ),
         (
             ["compile.cuda_graph=true", "optimizer.implementation=foreach"],
             2,
@@ -304,7 +308,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["compile.cuda_graph=true", "model=moe_tiny", "parallelism=ep"],
             2,
-            "it waits for events or token counts (DDP, FSDP1, megatron_fsdp, expert > 1)",
+            "in every step, the host waits for events or token counts (DDP, FSDP1, megatron_fsdp, expert > 1)",
         ),
         (
             ["compile=per_block", "compile.cuda_graph=true", "compile.mode=reduce-overhead"],
@@ -327,7 +331,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism=tp", "compile=per_block", "compile.async_tensor_parallel=true", "launch.nodes=2"],
             1,
-            "needs the 2 GPUs of parallelism.tensor on one node, but a node has 1",
+            "needs all 2 GPUs of a parallelism.tensor group on one node, but a node has 1",
         ),
         (
             ["parallelism=fsdp2_tp", "compile=per_block", "compile.async_tensor_parallel=true", "launch.emulate=0"],
@@ -347,7 +351,7 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["launch.emulate=0", "checkpoint=dcp"],
             4,
-            "the weights of an emulated rank mean nothing; use checkpoint=none",
+            "the weights of an emulated rank are meaningless; use checkpoint=none",
         ),
         (
             ["launch.emulate=0", "parallelism.buffers=process_group"],

@@ -73,9 +73,10 @@ def test_lines_add_up_to_the_difference(tmp_path: Path, capsys: pytest.CaptureFi
 def test_no_cause_is_named_within_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = traced(tmp_path / "a", step_time=0.75)
     row = traced(tmp_path / "b", step_time=0.76, forward_matmul=0.21)
-    assert "do not differ beyond noise (+1.3% step time), so no cause is named" in explained(base, row, capsys=capsys)
+    said = explained(base, row, capsys=capsys)
+    assert "do not differ by more than noise (+1.3% step time), so no cause is named" in said
     equal = traced(tmp_path / "c", "seed=1", step_time=0.75, error=0.0)
-    assert "do not differ beyond noise (+0.0% step time)" in explained(base, equal, capsys=capsys)
+    assert "do not differ by more than noise (+0.0% step time)" in explained(base, equal, capsys=capsys)
 
 
 def test_a_difference_that_no_trace_shows_has_no_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +112,7 @@ def test_the_category_that_needs_more_memory_is_named(tmp_path: Path, capsys: py
     said = explained(base, row, capsys=capsys)
     assert (
         "fsdp1 is predicted to need 0.75 GiB more memory than fsdp2 at the peak (+25.0%): 0.50 GiB more unsharded, "
-        "0.25 GiB more activations; memory peaks in loss instead of backward of block 3" in said
+        "0.25 GiB more activations; the peak is in loss instead of backward of block 3" in said
     )
     assert why([str(base), str(row), "--json"]) == 0
     memory = json.loads(capsys.readouterr().out)["memory"]
@@ -167,14 +168,14 @@ def test_compare_explains_each_row_against_its_baseline(tmp_path: Path, capsys: 
     with pytest.raises(ConfigError, match="--why: no row has a baseline; add --baseline KEY=VALUE"):
         compare([*folders, "--why"])
     assert "fsdp1 is 13.3% slower than fsdp2 (0.100 s per step): 0.100 s more exposed all_gather" in said
-    assert "why: no trace of fsdp1_tp (completed), and at least one of the two runs has no prediction" in said
+    assert "why: no trace of fsdp1_tp (completed), and at least one of the compared runs has no prediction" in said
 
 
 def test_runs_without_traces_and_predictions_are_refused(tmp_path: Path) -> None:
     base, row = make_run(tmp_path / "a"), make_run(tmp_path / "b", "seed=1")
     with pytest.raises(
         ConfigError,
-        match=r"no trace of .*/a \(completed\) and .*/b \(completed\), and at least one of the two runs has no "
+        match=r"no trace of .*/a \(completed\) and .*/b \(completed\), and at least one of the compared runs has no "
         r"prediction; use sweep\.explain=true",
     ):
         why([str(base), str(row)])

@@ -122,7 +122,7 @@ def test_saving_is_named_and_so_is_a_first_step_that_compiles(monkeypatch: pytes
     with meter.saving():
         assert said == ["saving a checkpoint"]
     assert said == ["saving a checkpoint", ""]
-    for compiles, phase in ((True, "compiling, in the first step"), (False, "the first step")):
+    for compiles, phase in ((True, "compiling during the first step"), (False, "the first step")):
         meter.experiment = experiment(f"compile={'per_block' if compiles else 'eager'}")
         meter.started(device=torch.device("cpu"), params=1, describe_data=dict)
         assert said[-1] == phase
@@ -153,13 +153,13 @@ def row(step: int) -> StepRow:
 @pytest.mark.usefixtures("impatient")
 def test_a_piped_run_has_a_line_for_what_takes_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressLine(2, tmp_path) as progress:
-        progress.show([], "compiling, in the first step")
+        progress.show([], "compiling during the first step")
         said = until_said("compiling", capsys)
         progress.show([row(1)], "")
         progress.show([row(2)], "saving a checkpoint")
         said += until_said("saving", capsys)
     assert [line.split("  ")[0] for line in said.splitlines()] == [
-        "compiling, in the first step ...",
+        "compiling during the first step ...",
         "step 1/2",
         "step 2/2",
         "saving a checkpoint ...",

@@ -139,4 +139,4 @@ def test_plan_expands_a_grid_like_a_sweep(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(ConfigError, match="this sweeper chooses combinations while it runs"):
         grid(loader, config)
     assert cli._dispatch(["plan", "seed=1,2", "-m", "--max", "seed"]) == 2
-    assert "--max finds the value of seed: remove seed from the command line" in capsys.readouterr().err
+    assert "--max finds the value of seed; remove seed from the command line" in capsys.readouterr().err

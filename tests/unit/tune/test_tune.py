@@ -223,7 +223,7 @@ def test_a_budget_that_ends_early_says_so(
     machine = Machine(9)
     tune(machine, monkeypatch, "tune.runs=2", "sweep.max_repeat=3")
     said = capsys.readouterr().out
-    assert "The budget ended the search. With a probability of " in said
+    assert "The search has used its budget. With a probability of " in said
     assert "To continue, raise tune.runs or tune.minutes: meshrunner tune " in said
     few = len({name.rpartition("_repeat")[0] for name in machine.executed})
     assert few == 2

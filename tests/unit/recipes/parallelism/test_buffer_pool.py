@@ -76,7 +76,9 @@ def test_a_buffer_in_use_is_not_overwritten(held: str) -> None:
     del first
     ask(pool, "b")
     pool.offsets["c"] = pool.offsets["a"]
-    with pytest.raises(ConfigError, match=r"'c' would overwrite 'a', which is in use; use parallelism.buffers=dynamic"):
+    with pytest.raises(
+        ConfigError, match=r"'c' would overwrite the buffer in use by 'a'; use parallelism.buffers=dynamic"
+    ):
         ask(pool, "c")
     del kept
     ask(pool, "c")
