@@ -18,7 +18,7 @@ Phase = Literal[
     "opening the data",
     "measuring the peak FLOP/s of this CPU",
     "the first step",
-    "compiling, in the first step",
+    "compiling during the first step",
     "saving a checkpoint",
     "",
 ]

@@ -34,7 +34,7 @@ class Compile(Option):
     """Whether anything is compiled."""
 
     cuda_graph: bool = False
-    """Whether to capture the third step as a CUDA graph, and to replay this graph in all later steps."""
+    """Whether to capture the third step as a CUDA graph and replay it."""
     async_tensor_parallel: bool = False
     """Whether GPUs overlap matmuls with tensor-parallel communication."""
 

@@ -100,7 +100,7 @@ class Parallelism(Option):
     pipeline_stages: AutoCount = "auto"
     """Stages per device. auto: 1 or 2."""
     pipeline_split: list[Count] | None = None
-    """Blocks per stage. null: balance the FLOPs."""
+    """Blocks per stage. null: balance FLOPs."""
     expert: Count = 1
     """Devices that divide the experts and exchange tokens."""
     sequence_parallel: bool

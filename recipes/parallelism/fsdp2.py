@@ -36,7 +36,7 @@ class FSDP2(Parallelism):
     prefetch: Annotated[int, whole(at_least=0)]
     """Units to all-gather ahead. 0: torch's default (1)."""
     cpu_offload: bool
-    """Whether parameters, gradients and optimizer state are stored on the host."""
+    """Whether parameters, gradients and optimizer state are on the host."""
     buffers: Literal["dynamic", "max_pool", "scheduled", "process_group", "symmetric"] = "dynamic"
     """Memory for communication buffers. dynamic: torch allocates a buffer for each collective. max_pool, scheduled: units have
     buffers at fixed addresses. process_group, symmetric: NCCL allocates the buffers."""

@@ -88,13 +88,13 @@ class Sweep(Section):
     baseline: str | None
     """Setting that makes a row a baseline, such as `parallelism=fsdp1`. A row and its baseline differ only in this setting."""
     best_by: list[str] = []
-    """Configuration keys; a table shows the best row for each combination of the values of these keys."""
+    """Keys; a table shows the best row for each combination of their values."""
     repeat: Annotated[int | Auto, whole("auto", at_most=1000)]
     """Number of times to run each combination with each seed; auto: 3, then more for combinations too close in speed to rank."""
     max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8
     """Maximum number of repeats if `repeat` is auto."""
     order: Literal["shuffled", "as_given"] = "shuffled"
-    """Order of the combinations in each round, which runs every combination once; shuffled: a random order."""
+    """Order of the combinations in each round; shuffled: a random order."""
     seeds: Annotated[int, whole(at_most=1000)]
     """Number of seeds per combination: `seed`, `seed` + 1 and so on. The spread of results over the seeds shows the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]

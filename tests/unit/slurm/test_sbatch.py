@@ -98,7 +98,7 @@ def test_workers_of_gpus_that_share_a_core_are_remarked_on(monkeypatch: pytest.M
     monkeypatch.setattr(devices, "cores", lambda: 1)
     assert "1 CPU core for 8 GPU workers: with fewer than 2" in str(too_few_cores(NodeDevices("cuda", 8, 1)))
     assert too_few_cores(NodeDevices("cpu", 8, 1)) is None
-    assert str(too_few_cores(NodeDevices("cuda", 8, 1, emulated=True))).startswith("1 CPU core for 1 worker on GPUs: ")
+    assert str(too_few_cores(NodeDevices("cuda", 8, 1, emulated=True))).startswith("1 CPU core for 1 GPU worker: ")
     monkeypatch.setattr(devices, "cores", lambda: 16)
     assert too_few_cores(NodeDevices("cuda", 8, 1)) is None
 
