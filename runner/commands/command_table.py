@@ -177,7 +177,7 @@ _COMMANDS = (
         "records/why",
         "explain the difference in speed and memory between two runs",
         (
-            Argument("baseline", "BASELINE", "a run directory; for a row of a sweep, any of its runs"),
+            Argument("baseline", "BASELINE", "a run directory; to name a row of a sweep, give any run of this row"),
             Argument("row", "RUN", "the run directory to compare with BASELINE"),
         ),
         (Flag("--json", "print a JSON object with the explanation and all lines of its tables"),),

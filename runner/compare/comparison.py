@@ -24,7 +24,7 @@ MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
 """Keys that determine the number of devices. Rows that differ only in the number of devices show how a layout scales."""
 
-NO_BASELINE = "no baseline row equals this row in all other varying keys"
+NO_BASELINE = "no baseline row has the same values of the other keys that vary"
 """Reason why a row has no baseline to be compared with."""
 
 

@@ -42,7 +42,7 @@ def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> t
     if hardware.calibrated is not None:
         pct = hardware.calibrated.error_pct
         return pct, f"calibrated; a fit to the other runs predicted each measured run to within {pct:g}%"
-    assert isinstance(hardware, GPU), "a CPU has no speed before it is calibrated"
+    assert isinstance(hardware, GPU), "the speed of a CPU is unknown before calibration"
     kind, tokens = (hardware.name, experiment.precision.kind), experiment.seq_len
     model = experiment.model
     dense = isinstance(model, Llama) and not isinstance(model, MoE)  # all published runs trained such models

@@ -76,7 +76,7 @@ def test_a_rule_passes_or_fails(
         ((99, 100, 110), 8, 4, "+2.9% (-10.5% to +18.2%), within noise"),
         ((50, 51), 8, 4, "-49.5% (not tested)"),
         ((50, 51, 52), 4, 4, "-49.0% (other batch)"),
-        ((50, 51, 52), 8, 9, "no baseline row equals this row in all other varying keys"),
+        ((50, 51, 52), 8, 9, "no baseline row has the same values of the other keys that vary"),
     ],
 )
 def test_what_is_not_decided_fails_only_with_strict(
