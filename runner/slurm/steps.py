@@ -12,7 +12,8 @@ from meshrunner.runner.slurm.settings import Slurm
 
 
 def allocated_nodes() -> int:
-    """Return the number of nodes on which this process can start job steps: 1 outside allocations and in multi-node steps."""
+    """Return the number of nodes on which this process can start job steps. It is 1 if the process runs outside an allocation or
+    inside a step on several nodes."""
     in_step = int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) > 1
     return 1 if in_step else int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
 
