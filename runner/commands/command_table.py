@@ -78,6 +78,35 @@ _COMMANDS = (
         examples=("place -m parallelism=fsdp1,fsdp2 hydra.sweep.dir=sweeps/layouts",),
     ),
     Command(
+        "launching/bisect",
+        "find the commit, version or setting that made runs worse",
+        (
+            Argument("good", "GOOD", "a good revision or run directory, or a value of the sweep", value="text"),
+            Argument("bad", "BAD", "a bad revision or run directory, or a value of the sweep", value="text"),
+            Argument("overrides", "-- OVERRIDES", "of the runs, such as -- model=mine steps=30", "any", "text"),
+        ),
+        (
+            Flag(
+                "--by",
+                "compare speed, memory or loss; default: speed",
+                "FIGURE",
+                ("speed", "memory", "loss"),
+                default="speed",
+            ),
+            Flag("--rounds", "decide with at most N rounds of runs; default: 30", "N", "number", default=30),
+            Flag("--dir", "directory of the runs; runs that completed there are not repeated", "DIR", "directory"),
+        ),
+        description="GOOD and BAD are two commits of the repository in the current directory, two values of a sweep "
+        "(`-- -m KEY=A,B,C`), or two run directories with different overrides. The runs of GOOD, BAD and the tested "
+        "variant are repeated until the difference exceeds the noise.",
+        examples=(
+            "bisect v1.0 main -- --config-dir conf model=mine steps=30",
+            "bisect py213/bin/python py215/bin/python -- -m launch.python=py213/bin/python,py214/bin/python,py215/bin/python",
+            "bisect runs/fast runs/slow --by memory",
+        ),
+        executes=True,
+    ),
+    Command(
         "planning/show",
         "print parameters, FLOPs, mesh, memory and wrap plan of a run",
         own_options=(Flag("--config", "also print the resolved configuration"), *HYDRA),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO
 
 from meshrunner.recipes.errors import ConfigError
 
@@ -15,10 +16,16 @@ VARIABLE = "MESHRUNNER_RECEIPT"
 """Environment variable with the file descriptor to which the child process writes its receipt."""
 
 
-def run_command(flag: str, overrides: Sequence[str], *, to_stderr: bool = False) -> Path:
-    """Execute `meshrunner run FLAG OVERRIDES` and return the run or sweep directory. The command's output goes to this process's
-    terminal or notebook. Pass each Ctrl-C to the command. Raise ConfigError if the command exits with status 2, KeyboardInterrupt
-    if it was interrupted, and RuntimeError if it fails in another way or reports no directory."""
+def run_command(
+    flag: str, overrides: Sequence[str], *, output: IO[str] | None = None, directory: Path | None = None
+) -> Path:
+    """Execute `meshrunner run FLAG OVERRIDES` and return the run or sweep directory. Pass each Ctrl-C to the command. Raise
+    ConfigError if the command exits with status 2, KeyboardInterrupt if it was interrupted, and RuntimeError if it fails in
+    another way or reports no directory.
+
+    output: file for the command's output instead of this process's terminal or notebook.
+    directory: current directory of the command.
+    """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: expected a list such as ['steps=5'], got the text {overrides!r}")
     with TemporaryFile("w+") as receipt:
@@ -27,7 +34,9 @@ def run_command(flag: str, overrides: Sequence[str], *, to_stderr: bool = False)
             env=os.environ | {VARIABLE: str(receipt.fileno())},
             pass_fds=[receipt.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=sys.stderr if to_stderr else None,
+            stdout=output,
+            stderr=output,
+            cwd=directory,
             process_group=0,  # Ctrl-C in the terminal reaches only this process, which passes it on
         )
         while process.poll() is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -106,7 +107,7 @@ def _trained(arguments: Sequence[str], steps: int) -> list[tuple[set[str], list[
     given = [f"steps={steps}", "measure_after=0", "log_every=1", "tracker=none", "checkpoint=none", "hardware=cpu"]
     with TemporaryDirectory() as folder:
         where = [f"hydra.run.dir={folder}/run", f"hydra.sweep.dir={folder}/sweep"]
-        runs = read_runs([run_command(flag, [*own, *given, *where], to_stderr=True)])
+        runs = read_runs([run_command(flag, [*own, *given, *where], output=sys.stderr)])
         return [(set(run.task), [repr(row.get("train/loss")) for row in run.events]) for run in runs]
 
 

@@ -1,0 +1,181 @@
+"""Decides whether a variant of a run is like the good or the bad variant, with as many rounds of runs as the noise requires.
+
+A round executes the good, the tested and the bad variant in random order, so that drift of the machine affects all three alike.
+The decision is Wald's sequential probability ratio test. It compares two hypotheses: the variant's figure is normally distributed
+around the good variant's, or around the bad variant's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from meshrunner.recipes.errors import ConfigError
+from meshrunner.runner.compare.runs import read_run
+from meshrunner.runner.console import counted, one_line, say, shown
+from meshrunner.runner.figures import Figure, figure_of
+from meshrunner.runner.process.receipt import run_command
+from meshrunner.runner.rundir.files import is_run
+
+DECIDED = math.log(200)
+"""Logarithm of the likelihood ratio that decides. One of 200 decisions may be wrong."""
+DIFFERENT = 0.001
+"""Two-sided p-value below which the good and the bad variant differ."""
+FEWEST = 3
+"""Minimum number of rounds from which noise is estimated."""
+LEAST_NOISE = 0.35
+"""Minimum noise, relative to the difference between good and bad. With less noise, a single outlier could decide."""
+OUTPUT = "output.log"
+"""File with the output of all runs."""
+FIGURES = {
+    "speed": ("perf/tokens_per_cpu_s", "perf/wps"),
+    "memory": ("memory/peak_live_gib", "memory/peak_active_gib"),
+    "loss": ("train/loss",),
+}
+"""Figures for each value of `--by`. The first figure that the runs have is used."""
+
+
+class Variant(NamedTuple):
+    """A configuration or a version of the code that can be run."""
+
+    name: str
+    overrides: Sequence[str]
+    directory: Path | None = None
+    """Current directory of the runs, from which they import the user's code. None: this process's current directory."""
+
+
+class Settings(NamedTuple):
+    """How variants are compared."""
+
+    by: str
+    """A key of FIGURES."""
+    most: int
+    """Maximum number of rounds for a decision."""
+    folder: Path
+    """Directory of the run directories. A run that an earlier, interrupted bisection completed here is not repeated."""
+
+
+class Referee:
+    """Runs variants and decides which of them are bad. Raise ConfigError if the ends cannot run or do not differ."""
+
+    def __init__(self, good: Variant, bad: Variant, settings: Settings) -> None:
+        self.good, self.bad, self.most, self.folder = good, bad, settings.most, settings.folder
+        self.figures = list(FIGURES[settings.by])
+        self.extra = ["profiler=memory"] if settings.by == "memory" else []
+        self.pairs: list[tuple[float, float]] = []
+        """Figures of the good and the bad variant in each round."""
+        self.runs = 0
+        self.problem = ""
+        """Why the last run did not complete."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        say(f"the runs and their output ({OUTPUT}) are in {shown(self.folder)}")
+        self._tell_apart()
+
+    @property
+    def gap(self) -> float:
+        """Mean difference between the bad and the good variant's figure within a round."""
+        return fmean(bad - good for good, bad in self.pairs)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the difference between the bad and the good variant's figure over the rounds."""
+        return stdev(bad - good for good, bad in self.pairs)
+
+    @property
+    def figure(self) -> Figure:
+        """The compared figure."""
+        return figure_of(self.figures[0])
+
+    def difference(self) -> str:
+        """Return the difference between the good and the bad variant as text."""
+        good, bad = (fmean(values) for values in zip(*self.pairs, strict=True))
+        title = self.figure.heading
+        return f"{title} {self.figure.text(good)} -> {self.figure.text(bad)} ({100 * self.gap / good:+.3g}%)"
+
+    def _tell_apart(self) -> None:
+        """Run rounds of the good and the bad variant until they differ beyond noise."""
+        while not self._differ():
+            if len(self.pairs) >= self.most:
+                raise ConfigError(
+                    f"bisect: {self.good.name} and {self.bad.name} do not differ beyond noise after "
+                    f"{counted(len(self.pairs), 'round')}: {self.difference()}; use more steps or a larger --rounds"
+                )
+            self._round()
+        say(
+            f"{self.good.name} is good, {self.bad.name} is bad: {self.difference()} in {counted(len(self.pairs), 'round')}"
+        )
+
+    def is_bad(self, variant: Variant) -> bool | None:
+        """Return and print whether a variant is like the bad one. Return None if it cannot run."""
+        verdict = self._decide(variant)
+        result = {True: "bad", False: "good", None: f"skipped, because it cannot run: {one_line(self.problem)}"}[
+            verdict
+        ]
+        say(f"{variant.name}: {result}")
+        return verdict
+
+    def _decide(self, variant: Variant) -> bool | None:
+        evidence = 0.0
+        for _ in range(self.most):
+            noise = (
+                math.sqrt(0.75) * self.spread / abs(self.gap)
+            )  # of `share`, which compares one run to the mean of two
+            exact = noise == 0
+            found = self._measure(variant) if exact else self._round(variant)
+            if found is None:
+                return None
+            share = (found - fmean(self.pairs[-1])) / self.gap
+            if exact:
+                return share > 0
+            evidence += min(0.5, max(-0.5, share)) / max(noise, LEAST_NOISE) ** 2
+            if abs(evidence) >= DECIDED:
+                break
+        return evidence > 0
+
+    def _differ(self) -> bool:
+        from scipy.special import stdtrit
+
+        if len(self.pairs) < FEWEST:
+            return False
+        least = self.spread / math.sqrt(len(self.pairs)) * float(stdtrit(len(self.pairs) - 1, 1 - DIFFERENT / 2))
+        return abs(self.gap) > least
+
+    def _round(self, tested: Variant | None = None) -> float | None:
+        """Run the good, the bad and the tested variant. Return the figure of the tested variant; None if it cannot run."""
+        variants = [self.good, self.bad, *([tested] if tested else [])]
+        found: dict[str, float] = {}
+        for variant in Random(self.runs).sample(variants, len(variants)):
+            value = self._measure(variant)
+            if value is None and variant is tested:
+                return None
+            if value is None:
+                raise ConfigError(f"bisect: {variant.name} cannot run: {self.problem}")
+            found[variant.name] = value
+        self.pairs.append((found[self.good.name], found[self.bad.name]))
+        return found[tested.name] if tested else None
+
+    def _measure(self, variant: Variant) -> float | None:
+        """Run a variant. Return its figure; None if the run fails or has none of the figures."""
+        self.runs += 1
+        path = self.folder / f"{self.runs:03}_{re.sub('[^A-Za-z0-9.-]+', '-', variant.name)[:80]}"
+        self.problem = "it has none of the figures"
+        if not (is_run(path) and read_run(path).state == "completed"):
+            overrides = [*variant.overrides, *self.extra, f"hydra.run.dir='{path}'"]
+            with (self.folder / OUTPUT).open("a") as output:
+                try:
+                    run_command("--run", overrides, output=output, directory=variant.directory)
+                except (ConfigError, RuntimeError) as error:
+                    self.problem = str(error)
+                    return None
+        run = read_run(path)
+        if run.state != "completed":
+            self.problem = f"{run.state}: {run.reason}"
+            return None
+        values = {key: run.figures.get(figure_of(key).summary_keys[0]) for key in self.figures}
+        self.figures = [key for key, value in values.items() if value is not None] or self.figures
+        return values[self.figures[0]]
