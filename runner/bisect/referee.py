@@ -40,6 +40,10 @@ FIGURES = {
 """Figures for each value of `--by`. The first figure that the runs have is used."""
 
 
+TRACED = ("profiler=memory", "profiler.start=0", "profiler.steps=1")
+"""Overrides with which runs on CPUs measure the peak of live tensors, which is exact."""
+
+
 class Variant(NamedTuple):
     """A configuration or a version of the code that can be run."""
 
@@ -66,7 +70,7 @@ class Referee:
     def __init__(self, good: Variant, bad: Variant, settings: Settings) -> None:
         self.good, self.bad, self.most, self.folder = good, bad, settings.most, settings.folder
         self.figures = list(FIGURES[settings.by])
-        self.extra = ["profiler=memory"] if settings.by == "memory" else []
+        self.extra = TRACED if settings.by == "memory" else ()
         self.pairs: list[tuple[float, float]] = []
         """Figures of the good and the bad variant in each round."""
         self.runs = 0
@@ -113,9 +117,7 @@ class Referee:
     def is_bad(self, variant: Variant) -> bool | None:
         """Return and print whether a variant is like the bad one. Return None if it cannot run."""
         verdict = self._decide(variant)
-        result = {True: "bad", False: "good", None: f"skipped, because it cannot run: {one_line(self.problem)}"}[
-            verdict
-        ]
+        result = {True: "bad", False: "good", None: f"skipped, because it cannot run: {self.problem}"}[verdict]
         say(f"{variant.name}: {result}")
         return verdict
 
@@ -170,11 +172,11 @@ class Referee:
                 try:
                     run_command("--run", overrides, output=output, directory=variant.directory)
                 except (ConfigError, RuntimeError) as error:
-                    self.problem = str(error)
+                    self.problem = one_line(error)
                     return None
         run = read_run(path)
         if run.state != "completed":
-            self.problem = f"{run.state}: {run.reason}"
+            self.problem = one_line(f"{run.state}: {run.reason}")
             return None
         values = {key: run.figures.get(figure_of(key).summary_keys[0]) for key in self.figures}
         self.figures = [key for key, value in values.items() if value is not None] or self.figures
