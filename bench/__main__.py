@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
+from bench.bisect import bisect
 from bench.emulated import LAYOUTS, STEPS, rounds
 from bench.processes import Cost, measure
 from bench.tune import tune
@@ -270,6 +271,7 @@ def main() -> None:
         "compare": compare,
         "status": status,
         "verdict": verdict,
+        "bisect": bisect,
         "tune": tune,
     }
     if sys.argv[1:2] == ["gpu"]:

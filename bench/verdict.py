@@ -45,16 +45,16 @@ def verdict(folder: Path) -> None:
             stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
         alike = 0
         for i in range(1, TWIN_TRIES + 1):
-            row, _ = _sweep(folder, "TWIN=a,b", 3)
+            row, _ = sweep(folder, "TWIN=a,b", 3)
             alike += row["within_noise"]
             print(f"twins {i}: {_said(row)}; no difference in {alike} of {i} tries", flush=True)
-        _, ratios = _sweep(folder, f"EXTRA=0,{CALIBRATION}", 5)
+        _, ratios = sweep(folder, f"EXTRA=0,{CALIBRATION}", 5)
         count = round(CALIBRATION * PLANTED / math.expm1(fmean(ratios)))
         slower = 100 * math.expm1(fmean(ratios))
         print(f"calibration: {CALIBRATION} matmuls take {slower:.1f}%, so {count} are planted", flush=True)
         found, all_ratios = 0, list[float]()
         for i in range(1, PLANTED_TRIES + 1):
-            row, ratios = _sweep(folder, f"EXTRA=0,{count}", "auto")
+            row, ratios = sweep(folder, f"EXTRA=0,{count}", "auto")
             all_ratios += ratios
             found += not row["within_noise"] and row["speed_vs_baseline_pct"] < 0
             print(f"planted {i}: {_said(row)} after {len(ratios)} rounds; found in {found} of {i} tries", flush=True)
@@ -71,7 +71,7 @@ def verdict(folder: Path) -> None:
     )
 
 
-def _sweep(folder: Path, varied: str, repeat: int | str) -> tuple[dict[str, Any], list[float]]:
+def sweep(folder: Path, varied: str, repeat: int | str) -> tuple[dict[str, Any], list[float]]:
     """
     Run a sweep over two values of an environment variable. The first value is the baseline.
 
