@@ -123,6 +123,9 @@ FIGURES: tuple[Figure, ...] = (
            "they affect wall-clock time", higher_is_better=True),
     Figure("perf/tokens_per_cpu_s_error", "", "", NUMBER, "once", "",
            "relative standard error of `perf/tokens_per_cpu_s_median`, computed like `perf/wps_error`"),
+    Figure("perf/joules_per_token", "J", "joules per token", NUMBER, "median", "median",
+           "energy that all GPUs used between two readings of metrics / tokens in this time, as counted by NVML. Saving "
+           "checkpoints does not count. Unknown on CPUs, on MIG slices and for emulated ranks"),
     Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s",
            higher_is_better=True),
     Figure("perf/mfu_causal", "percent", "", PERCENT, "median", "",

@@ -1,6 +1,7 @@
 """Measure time and peak memory of a rank's device without waiting for the device, and find the device's peak FLOP/s for MFU."""
 
 import gc
+import math
 import re
 import time
 from contextlib import suppress
@@ -14,6 +15,7 @@ from meshrunner.recipes.storage import cache_dir
 from meshrunner.runner.config.devices import cpu_name
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.figures import row_keys
+from meshrunner.runner.measure.energy import energy_counter
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import JsonFile
 from meshrunner.runner.rundir.files import write_json
@@ -44,6 +46,10 @@ class HostDevice:
         found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
         return [int(found[1]) * 1024 / GIB if found else 0.0]
 
+    def joules(self) -> float:
+        """Return the energy that the device has used, counted from a fixed time. NaN if unknown."""
+        return math.nan
+
     def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
         """Return a row's memory figures from `peaks`, which are merged over ranks. Figures that this device lacks are None."""
         found: dict[str, float | None] = dict.fromkeys(row_keys("memory/")) | peaks
@@ -72,6 +78,7 @@ class CudaDevice(HostDevice):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.total_gib = torch.cuda.get_device_properties(device).total_memory / GIB
+        self.joules = energy_counter(str(torch.cuda.get_device_properties(device).uuid))  # type: ignore[method-assign]
         self._retries = 0
         self._active_in_graph = 0
 

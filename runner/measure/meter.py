@@ -90,7 +90,7 @@ class RunMeter:
         self.profiler.started(device, self.resumed_at)
         compiles = self.experiment.compile.compiles
         self.doing("compiling during the first step" if compiles else "the first step")
-        self.window_begin = time.perf_counter()
+        self.window_begin, self.joules_before = time.perf_counter(), self.device.joules()
         self.step = self.resumed_at + 1
         self._begin_step()
 
@@ -170,10 +170,11 @@ class RunMeter:
         if self.events is not None:
             os.fsync(self.events.fileno())
         with self._not_counted():
-            since = time.perf_counter()
+            since, joules = time.perf_counter(), self.device.joules()
             yield
             self._gather([0.0])  # waits for the slowest rank
             self.save_before = time.perf_counter() - since
+            self.joules_before += self.device.joules() - joules
         self.saves.append(self.save_before)
         self._add_to_summary({"perf/checkpoint_time_s": median(self.saves)})
         self.doing("")
@@ -225,12 +226,15 @@ class RunMeter:
         steps, self.pending = self.pending, []
         losses, norms, observed = self._on_host(steps)
         now, window_begin, self.window_begin = time.time(), self.window_begin, time.perf_counter()
+        joules_before, self.joules_before = self.joules_before, self.device.joules()
         times = [now - self.device.seconds(step.end, steps[-1].end) for step in steps]
         per_step = [
             [loss, self.device.seconds(s.begin, s.end), s.data_time, s.cpu_time, s.compile_time, *others]
             for loss, others, s in zip(losses, observed, steps, strict=True)
         ]
-        everyone = self._gather([*chain.from_iterable(per_step), *self.device.peaks()])
+        joules = self.joules_before - joules_before
+        values = self._gather([*chain.from_iterable(per_step), *self.device.peaks(), joules])
+        everyone, joules = values[:, :-1], values[:, -1].sum().item()
         ranks_steps = everyone[:, : -len(self.device.keys)].view(len(everyone), len(steps), -1)
         ranks_memory = everyone[:, -len(self.device.keys) :]
         if self.context.records:
@@ -238,7 +242,7 @@ class RunMeter:
             if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
                 self._add_to_summary(compile_facts(self.experiment.compile) if self.compile_time else {})
             window = self.window_begin - window_begin
-            rows = self.rows.of(steps, norms, ranks_steps, window=window, times=times)
+            rows = self.rows.of(steps, norms, ranks_steps, window=window, times=times, joules=joules)
             if self.context.emulated:
                 rows = [of_emulated(row, self.communication_s) for row in rows]
             for i, (step, row) in enumerate(zip(steps, rows, strict=True)):

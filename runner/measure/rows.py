@@ -55,18 +55,20 @@ class Rows:
     """Whether a step exceeded `peak`, for example because `peak` was measured on a busy CPU. MFU is unknown in such a step."""
 
     def of(
-        self, steps: list[Step], norms: list[float], ranks: Tensor, *, window: float, times: list[float]
+        self, steps: list[Step], norms: list[float], ranks: Tensor, *, window: float, times: list[float], joules: float
     ) -> list[dict[str, Any]]:
         """Return one row per step for the steps between two readings of metrics. The rows contain no memory figures.
 
         `window`: seconds between two readings of metrics. Each step gets a share of `window` in proportion to its step time.
         WPS = tokens of the step / (share of `window` x devices), which includes the time for reading metrics.
         MFU = WPS x FLOPs per token / peak FLOP/s of the device. `ranks` has the shape [ranks, steps, RANK_KEYS + values of
-        `Network.observe`]. `times` holds the Unix time at which the device completed each step.
+        `Network.observe`]. `times` holds the Unix time at which the device completed each step. `joules`: energy that all devices
+        used in `window`; NaN if unknown.
         """
         keys = (*RANK_KEYS, *steps[0].observed)
         merged = [merge_ranks(keys, ranks[:, i]) for i in range(len(steps))]
         stretch = window / sum(each["perf/step_time_s"] for each in merged)
+        joules_per_token = joules / sum(step.tokens for step in steps)
         causal = self.flops - self.attention_flops / 2
         rows = []
         for step, grad_norm, each, finished in zip(steps, norms, merged, times, strict=True):
@@ -86,6 +88,7 @@ class Rows:
                 "perf/mfu_causal": 100 * wps * causal / self.peak if self.peak else None,
                 "perf/tflops": wps * self.flops / 1e12,
                 "perf/tokens_per_cpu_s": step.tokens / cpu if cpu else None,
+                "perf/joules_per_token": joules_per_token,
                 "perf/checkpoint_time_s": step.checkpoint_time,
             }
             if (row["perf/mfu"] or 0) > 100:
@@ -104,7 +107,7 @@ def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str,
     meaningless = {key for key in row if key.startswith(("train/", "experts/"))} - {"train/lr", "train/tokens"}
     return {
         **row,
-        **dict.fromkeys((*meaningless, "perf/tokens_per_cpu_s")),
+        **dict.fromkeys((*meaningless, "perf/tokens_per_cpu_s", "perf/joules_per_token")),
         "perf/compute_step_time_s": compute,
         "perf/communication_s": communication_s,
         "perf/step_time_s": ratio and compute / ratio,

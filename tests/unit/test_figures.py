@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def measured_row() -> dict[str, Any]:
     step = Step(1, one, one, 1e-3, 8, observed, 1.0, 1.0, 0.0, 0.0, False, 0.0, 1.0)
     rows = Rows(attempt=1, world_size=2, device_type="cpu", flops=10, attention_flops=2, peak=100.0, tokens=0)
     ones = torch.ones(2, 1, len(RANK_KEYS) + len(observed), dtype=torch.float64)
-    (row,) = rows.of([step], [1.0], ones, window=1.0, times=[5.0])
+    (row,) = rows.of([step], [1.0], ones, window=1.0, times=[5.0], joules=math.nan)
     return StepRow(row | HostDevice().row({"memory/peak_rss_gib": 0.5}))
 
 
@@ -107,6 +108,7 @@ def test_a_metric_more_is_a_line_more(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_keys_of_json_and_csv_stay() -> None:
     assert list(figures.merged([])) == [
         *("perf/wps_median", "perf/wps_p10", "perf/wps_p90", "plan/perf/wps", "perf/tokens_per_cpu_s_median"),
+        "perf/joules_per_token_median",
         *("perf/mfu_median", "memory/peak_active_gib", "memory/peak_active_pct", "plan/memory/peak_active_gib"),
         *("memory/peak_reserved_gib", "memory/peak_reserved_pct"),
         *("memory/peak_rss_gib", "perf/step_time_s_median", "perf/compute_step_time_s_median"),

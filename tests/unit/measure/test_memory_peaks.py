@@ -52,7 +52,7 @@ def test_the_peak_of_a_captured_step_is_that_of_its_replays(tmp_path: Path, monk
     def hold(active: int, reserved: int) -> None:
         stats["active_bytes.all.peak"], stats["reserved_bytes.all.peak"] = active * 2**30, reserved * 2**30
 
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2**36))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2**36, uuid="1"))
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: stats)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: hold(1, 4))
     monkeypatch.setattr(RunMeter, "_gather", lambda _, values: torch.tensor([values]))

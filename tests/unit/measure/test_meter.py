@@ -23,7 +23,7 @@ UNIX = 1e9
 """Unix time when the host's clock is 0."""
 ISSUE_S, WORK_S, WRITE_S, SAVE_S, PROFILER_S = 0.01, 1.0, 0.25, 30.0, 7.0
 """Seconds: the host issues a step, the device does it; a row is written, a checkpoint, a profiler starts or ends."""
-TOKENS, RANKS = 600, 3
+TOKENS, RANKS, WATTS = 600, 3, 400.0
 
 
 @dataclass
@@ -44,6 +44,9 @@ class Device(HostDevice):
 
     def stamp(self) -> float:
         return max(self.free, self.host)
+
+    def joules(self) -> float:
+        return WATTS * self.host
 
     def seconds(self, begin: float, end: float) -> float:
         assert max(begin, end) <= self.host, "the device has not come so far"
@@ -136,6 +139,7 @@ def test_an_emulated_rank_adds_predicted_communication_and_has_no_loss(
     train(device, tmp_path, "steps=25", "log_every=5", emulated=True)
     row = read_events(tmp_path)[-1]
     assert row["train/loss"] is row["train/grad_norm"] is row["perf/tokens_per_cpu_s"] is None
+    assert row["perf/joules_per_token"] is None
     assert row["train/tokens"] == real["train/tokens"]
     assert row["perf/compute_step_time_s"] == real["perf/step_time_s"] == pytest.approx(WORK_S)
     if not plan:
@@ -205,6 +209,21 @@ def test_saving_is_a_figure_of_its_own(device: Device, tmp_path: Path) -> None:
     assert json.loads((tmp_path / SUMMARY).read_text())["perf/checkpoint_time_s"] == SAVE_S
 
 
+def test_energy_per_token_is_the_power_of_all_ranks_by_their_speed(device: Device, tmp_path: Path) -> None:
+    train(device, tmp_path, "steps=12", "log_every=5", save_after=(7,))
+    rows = read_events(tmp_path)
+    for begin, end in ((1, 5), (5, 7), (7, 10), (10, 12)):
+        own = rows[begin:end]
+        expected = WATTS * sum(1 / row["perf/wps"] for row in own) / len(own)
+        assert [row["perf/joules_per_token"] for row in own] == pytest.approx([expected] * len(own))
+
+
+def test_energy_is_unknown_on_a_cpu(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Device, "joules", HostDevice.joules)
+    train(device, tmp_path, "steps=3", kind="cpu")
+    assert {row["perf/joules_per_token"] for row in read_events(tmp_path)} == {None}
+
+
 class Profiler:
     """Takes long to start, before step 4, and to end, after step 6."""
 
@@ -260,7 +279,7 @@ def test_the_clock_of_a_cuda_device_is_events_that_nothing_waits_for(monkeypatch
         def elapsed_time(self, other: Event) -> float:
             return other.recorded - self.recorded
 
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2**30, uuid="1"))
     clock = CudaDevice(torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "Event", Event)
     assert clock.seconds(clock.stamp(), clock.stamp()) == 0.25

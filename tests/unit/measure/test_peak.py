@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,6 @@ def test_mfu_above_the_peak_is_unknown() -> None:
     rows = Rows(1, 1, "cpu", flops=10, attention_flops=0, peak=1000.0, tokens=0)
     ranks = torch.ones(1, 2, len(RANK_KEYS), dtype=torch.float64)
     steps = [Step(number=i, tokens=tokens, **REST) for i, tokens in ((1, 90), (2, 110))]  # 900 and 1,100 FLOP/s
-    found = rows.of(steps, [1.0, 1.0], ranks, window=2.0, times=[1.0, 2.0])
+    found = rows.of(steps, [1.0, 1.0], ranks, window=2.0, times=[1.0, 2.0], joules=math.nan)
     assert found[0]["perf/mfu"] == pytest.approx(90) and rows.beyond_peak
     assert found[1]["perf/mfu"] is None and found[1]["perf/mfu_causal"] is None
