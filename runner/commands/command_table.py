@@ -185,6 +185,7 @@ _COMMANDS = (
             Flag("--sort", "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
             Flag("--top", "show only the first N rows by --sort, or the N fastest without --sort", "N", "number"),
             Flag("--fail-if", "exit with 3 if a difference breaks RULE, such as 'speed<-5%' or loss", "RULE", repeats=True),
+            Flag("--history", "print a line per configuration and commit, or date, of all runs below DIR"),
             Flag("--why", "explain the difference between each row and its baseline, as `meshrunner why` does"),
             Flag("--strict", "with --fail-if: also exit with 3 if a rule cannot be decided"),
             Flag("--markdown", "print the table for a pull request", exclusive=True),

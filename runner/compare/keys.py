@@ -108,6 +108,8 @@ class Keys:
                 self._facts[fact] = of
             elif len(different) > 1 and fact != "world_size":  # the layout usually determines world_size
                 self.remarks.append(f"the runs differ in {fact}: {', '.join(different)}")
+        self.settings = shown
+        """The settings in `names`, without the facts."""
         self.names = [*shown, *self._facts]
 
     def of(self, run: Run) -> dict[str, Any]:
@@ -116,6 +118,10 @@ class Keys:
         added |= {fact: of(run) for fact, of in self._facts.items()}
         found = self._flat[run.path] | {name: value for name, value in added.items() if value is not None}
         return {name: found[name] for name in self.names if name in found}
+
+    def configuration(self, run: Run) -> str:
+        """Return a text that is equal for runs with equal settings, even if facts such as the commit differ."""
+        return self._settings[run.path]
 
     def identity(self, run: Run) -> str:
         """Return a text that is equal for repeats of one run and different for all other runs."""

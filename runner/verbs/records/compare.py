@@ -12,6 +12,10 @@ from meshrunner.runner.verbs.records.fail_if import checked, figures, parsed
 def compare(arguments: list[str]) -> int:
     """Compare runs and print the result. Return 3 if a rule of --fail-if fails, else 0. Wrong arguments raise ConfigError."""
     given = parse("compare", arguments)
+    if given.history:
+        from meshrunner.runner.verbs.records.history import history
+
+        return history(given.directories)
     rules = [parsed(each) for each in given.fail_if]
     if given.strict and not rules:
         raise ConfigError("--strict: there is no rule; add --fail-if RULE")

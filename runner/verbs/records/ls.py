@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -81,8 +81,7 @@ def ls(arguments: list[str]) -> int:
         raise ConfigError(f"--limit: expected a number of at least 0, got {given.limit}")
     usual = [path for name in ("runs", "sweeps") if (path := Path(name)).is_dir()]
     directories = given.directories or usual or [Path()]
-    paths = dict.fromkeys(path for directory in map(existing, directories) for path in _found(directory, DEPTH))
-    entries = sorted(map(_read, paths), key=lambda entry: entry.began, reverse=True)
+    entries = sorted(map(_read, below(directories)), key=lambda entry: entry.began, reverse=True)
     fields = _fields(entries, given.where)
     chosen = [entries[i] for i in meeting(given.where, fields, len(entries))] if entries else []
     listed = chosen[: given.limit or None]
@@ -97,6 +96,11 @@ def ls(arguments: list[str]) -> int:
     elif len(listed) < len(chosen):
         say(f"listed {len(listed)} of {len(chosen):,}; --limit 0 lists all", to_stderr=True)
     return 0
+
+
+def below(directories: Iterable[Path]) -> list[Path]:
+    """Return the run and sweep directories at or below directories. Raise ConfigError if one does not exist."""
+    return list(dict.fromkeys(path for each in map(existing, directories) for path in _found(each, DEPTH)))
 
 
 def _found(folder: Path, depth: int) -> Iterator[Path]:
