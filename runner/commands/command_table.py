@@ -104,7 +104,6 @@ _COMMANDS = (
             "bisect py213/bin/python py215/bin/python -- -m launch.python=py213/bin/python,py214/bin/python,py215/bin/python",
             "bisect runs/fast runs/slow --by memory",
         ),
-        executes=True,
     ),
     Command(
         "planning/show",
@@ -184,7 +183,12 @@ _COMMANDS = (
             BEST_BY,
             Flag("--sort", "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
             Flag("--top", "show only the first N rows by --sort, or the N fastest without --sort", "N", "number"),
-            Flag("--fail-if", "exit with 3 if a difference breaks RULE, such as 'speed<-5%' or loss", "RULE", repeats=True),
+            Flag(
+                "--fail-if",
+                "exit with 3 if a difference breaks RULE, such as 'speed<-5%' or loss",
+                "RULE",
+                repeats=True,
+            ),
             Flag("--history", "print a line per configuration and commit, or date, of all runs below DIR"),
             Flag("--why", "explain the difference between each row and its baseline, as `meshrunner why` does"),
             Flag("--strict", "with --fail-if: also exit with 3 if a rule cannot be decided"),

@@ -47,7 +47,7 @@ def write_page(comparison: Comparison, file: Path) -> None:
 
 
 def put(page: str, file: Path) -> None:
-    """Write the HTML of a page to `file`. If `file` is a regular file, replace it atomically. Raise ConfigError if writing fails."""
+    """Write the HTML of a page to `file`. Replace a regular file atomically. Raise ConfigError if writing fails."""
     try:
         if file.is_symlink() or (file.exists() and not file.is_file()):  # replacing would destroy a link or /dev/stdout
             file.write_bytes(page.encode())
