@@ -39,7 +39,7 @@ def history(folders: Iterable[Path]) -> int:
         Column("configuration", [row_name(row.values, keys.settings) for row in every]),
         Column("began", [_began(row.runs[0]) for row in every]),
         Column("commit", [(row.runs[0].environment.git_commit or "")[:8] for row in every]),
-        Column("torch", [row.runs[0].environment.packages.get("torch", "") for row in every]),
+        Column("torch", [row.runs[0].environment.packages.get("torch") or "" for row in every]),
         Column("runs", [str(len(row.runs)) for row in every]),
         Column(speed.heading, [speed.cell(row.summaries) for row in every]),
         Column("change since the line above", [changes.get(row.key, "") for row in every]),
