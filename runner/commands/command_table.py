@@ -212,7 +212,7 @@ _COMMANDS = (
         "explain the difference in speed and memory between two runs",
         (
             Argument("baseline", "BASELINE", "a run directory; to name a row of a sweep, give any run of this row"),
-            Argument("row", "RUN", "the run directory to compare with BASELINE"),
+            Argument("row", "RUN", "the run directory to compare; default: the prediction of BASELINE", "optional"),
         ),
         (Flag("--json", "print a JSON object with the explanation and all lines of its tables"),),
         description="Runs with sweep.explain=true are explained from a trace of their last steps, others from predictions.",

@@ -27,6 +27,8 @@ from meshrunner.runner.figures import figure_of, number
 from meshrunner.runner.rundir import PlanRecord
 
 WPS = figure_of("perf/wps")
+KINDS = {kind: WORK[kind] for kind in ("matmul", "attention", "optimizer")} | {"experts": WORK["matmul"]}
+"""Lines of predictions, keyed by the last word of traced lines. All other traced compute is elementwise work."""
 SURE = 2.0
 """Number of standard errors by which the speeds of single runs must differ before a cause is named."""
 BLOCK = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -123,6 +125,27 @@ def explain(base: Row, row: Row, names: tuple[str, str]) -> Difference:
         f"why: no trace of {' and '.join(states)}, and at least one of the compared runs has no prediction; "
         "use sweep.explain=true to trace runs"
     )
+
+
+def explain_prediction(row: Row, name: str) -> Difference:
+    """Explain the difference between a traced row and its own prediction. Raise ConfigError without a trace or a prediction. The
+    prediction names only kinds of work, so the lines of all parts of the step are added up by kind."""
+    measured, planned = traced(row), _predicted(row)
+    if not measured or not planned:
+        missing = "trace; use sweep.explain=true" if planned else "predicted speed; name the hardware or calibrate it"
+        raise ConfigError(f"why: {name} has no {missing}")
+    sums = {line.name: line.own for line in grouped(compared({}, measured), _kind_of)}
+    error = number(row.runs[0].record(PlanRecord).as_json().get("perf/error_pct")) or 0.0
+    lines = compared(planned, sums)
+    whole = total("", lines)
+    within = 100 * abs(whole.more) <= error * whole.base
+    return Difference(f"its prediction (+-{error:.0f}%)", name, lines, True, within, [], [])
+
+
+def _kind_of(line: str) -> str:
+    """Return the line of a prediction to which a traced line belongs."""
+    group = group_of(line)
+    return KINDS.get(line.rpartition(" ")[2], WORK["memory"]) if group == COMPUTE else group
 
 
 def _within_noise(base: Row, row: Row) -> bool:

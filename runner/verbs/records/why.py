@@ -13,7 +13,7 @@ from meshrunner.runner.compare.runs import Row, read_runs
 from meshrunner.runner.compare.table import print_columns
 from meshrunner.runner.compare.text_table import Column
 from meshrunner.runner.console import say
-from meshrunner.runner.explain.difference import Difference, explain
+from meshrunner.runner.explain.difference import Difference, explain, explain_prediction
 from meshrunner.runner.explain.ledger import Line
 from meshrunner.runner.explain.memory import MemoryDifference, explain_memory
 from meshrunner.runner.rundir import repeat_of, run_names
@@ -21,10 +21,14 @@ from meshrunner.runner.rundir.files import is_run, is_sweep
 
 
 def why(arguments: list[str]) -> int:
-    """Explain the difference between two runs or rows. Raise ConfigError if a directory is not a run directory or no
+    """Explain the difference between two rows, or between a row and its prediction. Raise ConfigError if a directory is not a run directory or no
     data explains the difference."""
     given = parse("why", arguments)
-    base, row = _row(given.baseline), _row(given.row)
+    base = _row(given.baseline)
+    if given.row is None:
+        _print(explain_prediction(base, str(given.baseline)), None, as_json=given.json)
+        return 0
+    row = _row(given.row)
     if given.row.resolve() in [run.path.resolve() for run in base.runs]:
         raise ConfigError("why: both directories are runs of the same row; give runs of two different rows")
     keys = Keys([*base.runs, *row.runs])
@@ -32,9 +36,14 @@ def why(arguments: list[str]) -> int:
     if names[0] == names[1]:
         names = [str(given.baseline), str(given.row)]
     found, memory = _explained(base, row, (names[0], names[1]))
-    if given.json:
+    _print(found, memory, as_json=given.json)
+    return 0
+
+
+def _print(found: Difference, memory: MemoryDifference | None, *, as_json: bool) -> None:
+    if as_json:
         print(json.dumps(found.as_json() | {"memory": memory and memory.as_json()}, indent=2))
-        return 0
+        return
     for sentence in _sentences(found, memory):
         say(sentence)
     if not found.traced:
@@ -50,7 +59,6 @@ def why(arguments: list[str]) -> int:
         print_columns(
             _columns("GiB at the peak", [(line.name, line) for line in lines], (found.base, found.own), ".3f")
         )
-    return 0
 
 
 def reasons(comparison: Comparison) -> Iterator[str]:

@@ -70,6 +70,22 @@ def test_lines_add_up_to_the_difference(tmp_path: Path, capsys: pytest.CaptureFi
         assert math.fsum(line["difference"] for line in found["lines"]) == pytest.approx(times[1] - times[0], abs=1e-9)
 
 
+def test_a_traced_run_is_compared_with_its_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = traced(tmp_path / "a", step_time=0.9, exposed_all_gather=0.25)
+    plan = {"perf/step_time_s": 0.7, "perf/exposed_communication_s": 0.05, "perf/error_pct": 5.0}
+    with pytest.raises(ConfigError, match="has no predicted speed"):
+        why([str(run)])
+    planned(run, plan | {"perf/seconds_by_part": {"matmul": 0.6, "attention": 0.0, "memory": 0.05, "optimizer": 0.0}})
+    said = explained(run, capsys=capsys)
+    assert "is 28.6% slower than its prediction (+-5%) (0.200 s per step): 0.200 s more exposed communication" in said
+    assert why([str(run), "--json"]) == 0
+    lines = {line["name"]: line for line in json.loads(capsys.readouterr().out)["lines"]}
+    assert lines["matmuls"]["own"] == pytest.approx(lines["matmuls"]["base"]) == 0.6
+    assert math.fsum(line["difference"] for line in lines.values()) == pytest.approx(0.2, abs=1e-9)
+    planned(run, plan | {"perf/error_pct": 30.0})
+    assert "no cause is named" in explained(run, capsys=capsys)
+
+
 def test_no_cause_is_named_within_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = traced(tmp_path / "a", step_time=0.75)
     row = traced(tmp_path / "b", step_time=0.76, forward_matmul=0.21)
