@@ -21,8 +21,8 @@ from meshrunner.runner.rundir.files import is_run, is_sweep
 
 
 def why(arguments: list[str]) -> int:
-    """Explain the difference between two rows, or between a row and its prediction. Raise ConfigError if a directory is not a run directory or no
-    data explains the difference."""
+    """Explain the difference between two rows, or between a row and its prediction. Raise ConfigError if a directory is not a run
+    directory or no data explains the difference."""
     given = parse("why", arguments)
     base = _row(given.baseline)
     if given.row is None:
