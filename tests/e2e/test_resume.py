@@ -225,8 +225,8 @@ def check_figures_of_the_last_layout(run_dir: Path) -> None:
     table = meshrunner("compare", str(run_dir), cwd=run_dir.parent).out
     assert "from step 5 on" in table
     assert (
-        "steps 1 to 4 ran with parallelism.reshard_after_forward=auto, micro_batch=1, launch.workers=2, world_size=2"
-        in table
+        "steps 1 to 4 are not in the figures, because they ran with parallelism.reshard_after_forward=auto, "
+        "micro_batch=1, launch.workers=2, world_size=2" in table
     )
 
 
