@@ -5,6 +5,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
@@ -63,7 +64,9 @@ class _Autocast(TorchFunctionMode):
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if type(value) in (list, tuple):
             return type(value)(self._cast(each, dtype) for each in value)
-        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype in (dtype, torch.float64):
+        if not isinstance(value, Tensor) or isinstance(value, CausalBias):  # a mask without values
+            return value
+        if not value.is_floating_point() or value.dtype in (dtype, torch.float64):
             return value
         is_weight = value.is_leaf and value.requires_grad and dtype == self.dtype and value.dtype == torch.float32
         if torch.compiler.is_compiling() or not is_weight:
