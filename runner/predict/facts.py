@@ -10,11 +10,13 @@ import hashlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from math import prod
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.parallelism.base import Degrees
+from meshrunner.recipes.parallelism.mesh import expert_mesh_dims
 from meshrunner.runner.config.devices import ExpectedDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import counted
@@ -136,18 +138,14 @@ def _traced(trace: Trace, degrees: Degrees, expert: int) -> Sections:
 
 def _dims(ranks: tuple[int, ...], degrees: Degrees, expert: int) -> str:
     """Return the names of the mesh dimensions over which the ranks of a group differ, such as `replicate x shard`."""
-    shard = degrees.shard // degrees.context
-    outer = {"pipeline": degrees.pipeline, "replicate": degrees.replicate}
-    meshes = [{**outer, "shard": shard, "context": degrees.context, "tensor": degrees.tensor}]
+    replicate, shard = degrees.without_context
+    inner = {"context": degrees.context, "tensor": degrees.tensor}
+    meshes = [{"pipeline": degrees.pipeline, "replicate": replicate, "shard": shard, **inner}]
     if expert > 1:
-        split = {"expert_shard": degrees.shard // expert, "expert": expert, "tensor": degrees.tensor}
-        meshes.append({**outer, **split})
-    found = [[name for i, name in enumerate(mesh) if _varies(ranks, list(mesh.values()), i)] for mesh in meshes]
+        meshes.append(expert_mesh_dims(degrees.replicate, degrees.shard, expert, degrees.pipeline))
+    found = []
+    for mesh in meshes:
+        coordinates = np.unravel_index(ranks, tuple(mesh.values()))
+        found.append([name for name, along in zip(mesh, coordinates, strict=True) if len(set(along)) > 1])
     fewest = min(found, key=len)
     return " x ".join(fewest)
-
-
-def _varies(ranks: tuple[int, ...], sizes: list[int], dim: int) -> bool:
-    """Return whether the coordinates of ranks in dimension `dim` of a mesh differ."""
-    inner = prod(sizes[dim + 1 :])
-    return len({rank // inner % sizes[dim] for rank in ranks}) > 1

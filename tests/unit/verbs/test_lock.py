@@ -210,6 +210,14 @@ def test_experts_are_drawn_as_in_a_run(tmp_path: Path) -> None:
     assert names and stated.endswith(f"initial values {digest.hexdigest()}")
 
 
+def test_collectives_over_context_are_named_under_ddp() -> None:
+    """DDP shards nothing, so the ranks of `context` count as replicas."""
+    layout = ("hardware=cpu", "parallelism=ddp", "parallelism.context=2", "launch.workers=4")
+    (found,) = derived([*layout, "model.n_layers=1", "data=random", "seq_len=32"], 0).values()
+    names = {name for facts in found.values() for name in facts if " over " in name}
+    assert "all_gather over context" in names and "all_reduce over replicate x context" in names
+
+
 @pytest.mark.slow
 def test_losses_are_locked_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
