@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Enable garbage collection again: some verbs disable it, because their process ends soon."""
+    yield
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

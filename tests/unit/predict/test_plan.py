@@ -428,3 +428,8 @@ def test_default_length_of_a_large_model_is_warned_about(capsys: pytest.CaptureF
     assert said("model=llama3_70b").startswith("seq_len=256 is the default for tiny models; models with model.dim=8192")
     assert not any(map(said, ("model=llama_tiny", "model=hybrid_tiny", "model=moe_tiny", "model=llama4_tiny")))
     assert not said("model=llama3_70b", "seq_len=256")
+
+
+def test_a_causal_mask_is_not_cast_to_bf16(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = ("parallelism=ddp", "parallelism.context=2", "hardware=h100_80gb", "launch.workers=4")
+    assert answered(capsys, *SMALL, *layout)["verdict"] == "fits"
