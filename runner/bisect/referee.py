@@ -18,7 +18,7 @@ from typing import NamedTuple
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.runs import read_run
 from meshrunner.runner.console import counted, one_line, say, shown
-from meshrunner.runner.figures import Figure, figure_of
+from meshrunner.runner.figures import figure_of
 from meshrunner.runner.process.receipt import run_command
 from meshrunner.runner.rundir.files import is_run
 
@@ -53,24 +53,19 @@ class Variant(NamedTuple):
     """Current directory of the runs, from which they import the user's code. None: this process's current directory."""
 
 
-class Settings(NamedTuple):
-    """How variants are compared."""
-
-    by: str
-    """A key of FIGURES."""
-    most: int
-    """Maximum number of rounds for a decision."""
-    folder: Path
-    """Directory of the run directories. A run that an earlier, interrupted bisection completed here is not repeated."""
-
-
 class Referee:
-    """Runs variants and decides which of them are bad. Raise ConfigError if the ends cannot run or do not differ."""
+    """Runs variants and decides which of them are bad."""
 
-    def __init__(self, good: Variant, bad: Variant, settings: Settings) -> None:
-        self.good, self.bad, self.most, self.folder = good, bad, settings.most, settings.folder
-        self.figures = list(FIGURES[settings.by])
-        self.extra = TRACED if settings.by == "memory" else ()
+    def __init__(self, good: Variant, bad: Variant, *, by: str, most: int, folder: Path) -> None:
+        """Run the good and the bad variant until they differ beyond noise. Raise ConfigError if they cannot run or do not differ.
+
+        by: a key of FIGURES.
+        most: maximum number of rounds for a decision.
+        folder: directory of the run directories. Runs that an earlier, interrupted bisection completed here are not repeated.
+        """
+        self.good, self.bad, self.most, self.folder = good, bad, most, folder
+        self.figures = list(FIGURES[by])
+        self.extra = TRACED if by == "memory" else ()
         self.pairs: list[tuple[float, float]] = []
         """Figures of the good and the bad variant in each round."""
         self.runs = 0
@@ -78,7 +73,14 @@ class Referee:
         """Why the last run did not complete."""
         self.folder.mkdir(parents=True, exist_ok=True)
         say(f"the runs and their output ({OUTPUT}) are in {shown(self.folder)}")
-        self._tell_apart()
+        while not self._differ():
+            if len(self.pairs) >= most:
+                raise ConfigError(
+                    f"bisect: {good.name} and {bad.name} do not differ beyond noise after "
+                    f"{counted(most, 'round')}: {self.difference()}; use more steps or a larger --rounds"
+                )
+            self._round()
+        say(f"{good.name} is good, {bad.name} is bad: {self.difference()} in {counted(len(self.pairs), 'round')}")
 
     @property
     def gap(self) -> float:
@@ -90,49 +92,29 @@ class Referee:
         """Standard deviation of the difference between the bad and the good variant's figure over the rounds."""
         return stdev(bad - good for good, bad in self.pairs)
 
-    @property
-    def figure(self) -> Figure:
-        """The compared figure."""
-        return figure_of(self.figures[0])
-
     def difference(self) -> str:
         """Return the difference between the good and the bad variant as text."""
         good, bad = (fmean(values) for values in zip(*self.pairs, strict=True))
-        title = self.figure.heading
-        return f"{title} {self.figure.text(good)} -> {self.figure.text(bad)} ({100 * self.gap / good:+.3g}%)"
-
-    def _tell_apart(self) -> None:
-        """Run rounds of the good and the bad variant until they differ beyond noise."""
-        while not self._differ():
-            if len(self.pairs) >= self.most:
-                raise ConfigError(
-                    f"bisect: {self.good.name} and {self.bad.name} do not differ beyond noise after "
-                    f"{counted(len(self.pairs), 'round')}: {self.difference()}; use more steps or a larger --rounds"
-                )
-            self._round()
-        say(
-            f"{self.good.name} is good, {self.bad.name} is bad: {self.difference()} in {counted(len(self.pairs), 'round')}"
-        )
+        figure = figure_of(self.figures[0])
+        return f"{figure.heading} {figure.text(good)} -> {figure.text(bad)} ({100 * self.gap / good:+.3g}%)"
 
     def is_bad(self, variant: Variant) -> bool | None:
         """Return and print whether a variant is like the bad one. Return None if it cannot run."""
         verdict = self._decide(variant)
-        result = {True: "bad", False: "good", None: f"skipped, because it cannot run: {self.problem}"}[verdict]
-        say(f"{variant.name}: {result}")
+        skipped = f"skipped, because it cannot run: {self.problem}"
+        say(f"{variant.name}: {skipped if verdict is None else 'bad' if verdict else 'good'}")
         return verdict
 
     def _decide(self, variant: Variant) -> bool | None:
         evidence = 0.0
         for _ in range(self.most):
-            noise = (
-                math.sqrt(0.75) * self.spread / abs(self.gap)
-            )  # of `share`, which compares one run to the mean of two
-            exact = noise == 0
-            found = self._measure(variant) if exact else self._round(variant)
+            # standard deviation of `share`, which compares one run with the mean of two
+            noise = math.sqrt(0.75) * self.spread / abs(self.gap)
+            found = self._round(variant) if noise else self._measure(variant)
             if found is None:
                 return None
             share = (found - fmean(self.pairs[-1])) / self.gap
-            if exact:
+            if not noise:
                 return share > 0
             evidence += min(0.5, max(-0.5, share)) / max(noise, LEAST_NOISE) ** 2
             if abs(evidence) >= DECIDED:

@@ -7,7 +7,7 @@ import pytest
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.bisect import referee
-from meshrunner.runner.bisect.referee import Referee, Settings, Variant
+from meshrunner.runner.bisect.referee import Referee, Variant
 
 GOOD, BAD = Variant("good", []), Variant("bad", [])
 
@@ -25,7 +25,7 @@ def noisy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             return None if value is None else value * (1 + random.gauss(0, noise))
 
         monkeypatch.setattr(Referee, "_measure", measure)
-        return Referee(GOOD, BAD, Settings("speed", most, tmp_path))
+        return Referee(GOOD, BAD, by="speed", most=most, folder=tmp_path)
 
     return build
 
