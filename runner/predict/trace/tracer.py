@@ -35,7 +35,6 @@ from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.meta.stand_ins import meta_as
 from meshrunner.runner.predict.record.recorder import Recorder
 from meshrunner.runner.predict.record.trace_events import META, CaptureBegan, EventLog, TracedDevice
-from meshrunner.runner.process.garbage import garbage_collection_disabled
 
 STEPS = 2
 """Optimizer steps to trace. The first step creates the optimizer's state. The second step is like all later steps."""
@@ -95,9 +94,8 @@ def _trace(
     recorder.workspaces = dict.fromkeys((False, True), libraries.workspace)
     degrees = recipe.parallelism.degrees(nodes, workers)
     pipelined, cudnn = degrees.pipeline > 1, libraries.cudnn_attention
-    gc.collect()
     with (
-        garbage_collection_disabled(),  # as in training: tensors in reference cycles stay allocated
+        _without_collections(),
         _quiet(),
         ExitStack() as group,
         meta_as(device_type, recorder, compiles=compiles, cudnn=cudnn, pipelined=pipelined),
@@ -160,6 +158,19 @@ def _from_first_weight(recorder: Recorder, recording: ExitStack, layout: type[Pa
         defining: Any = next(each for each in layout.__mro__ if "apply" in vars(each))
         in_recipe.replace(defining, "apply", after(leave, defining.apply))
         yield
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Collect garbage, then disable its collection as in training: tensors in reference cycles stay allocated."""
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager
