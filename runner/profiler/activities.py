@@ -1,5 +1,6 @@
 """Classifies the events of a Chrome trace: which part of a step an event belongs to, and which kind of work it does."""
 
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -135,6 +136,24 @@ def spans(events: Iterable[Event], modules: dict[int | None, str]) -> list[Span]
     return found
 
 
+def cut(found: list[Span], begin: float, end: float, otherwise: Activity) -> Iterator[Span]:
+    """Yield the part of ordered spans from `begin` to `end`. Fill each gap with a span of the activity `otherwise`."""
+    now = begin
+    for place in range(max(0, bisect_right(found, (begin,)) - 1), len(found)):
+        span = found[place]
+        if span.begin >= end:
+            break
+        if span.end <= now:
+            continue
+        if span.begin > now:
+            yield Span(now, span.begin, otherwise)
+            now = span.begin
+        yield Span(now, min(span.end, end), span.activity)
+        now = min(span.end, end)
+    if now < end:
+        yield Span(now, end, otherwise)
+
+
 class Timeline:
     """The activities of all threads."""
 
@@ -149,28 +168,11 @@ class Timeline:
         self.threads = {
             thread: spans(threads[thread], modules) for thread in sorted(threads, key=trains.__getitem__, reverse=True)
         }
-        self._begins = {thread: [span.begin for span in found] for thread, found in self.threads.items()}
 
     def at(self, thread: Any, time: float) -> Activity:
         """Return the activity of a thread at the given time."""
-        place = bisect_right(self._begins.get(thread, []), time) - 1
-        if place < 0 or time >= (span := self.threads[thread][place]).end:
-            return Activity()
-        return span.activity
+        return next(self.between(thread, time, math.inf)).activity
 
     def between(self, thread: Any, begin: float, end: float) -> Iterator[Span]:
         """Yield the spans of a thread from `begin` to `end`, cut at these times. Fill each gap with a span that has no work."""
-        found, now = self.threads.get(thread, []), begin
-        place = max(0, bisect_right(self._begins.get(thread, []), begin) - 1)
-        for span in found[place:]:
-            if span.begin >= end:
-                break
-            if span.end <= now:
-                continue
-            if span.begin > now:
-                yield Span(now, span.begin, Activity())
-                now = span.begin
-            yield Span(now, min(span.end, end), span.activity)
-            now = min(span.end, end)
-        if now < end:
-            yield Span(now, end, Activity())
+        return cut(self.threads.get(thread, []), begin, end, Activity())

@@ -20,8 +20,10 @@ from meshrunner.runner.profiler.activities import (
     STEP,
     Activity,
     Event,
+    Span,
     Timeline,
     collective_of,
+    cut,
 )
 
 OPTIMIZER, DATA, HOST, WAIT = "optimizer", "data", "host", "pipeline wait"
@@ -156,7 +158,7 @@ def _steps(timed: list[Event], dims: tuple[str, ...]) -> list[Step]:
 
 def _on_cpu(steps: list[Step], timed: list[Event], timeline: Timeline) -> Iterator[list[Interval]]:
     elsewhere = _apart(
-        Interval(each["ts"], each["ts"] + each["dur"], collective_of(each["name"]))
+        Span(each["ts"], each["ts"] + each["dur"], Activity(collective=collective_of(each["name"])))
         for each in timed
         if each["name"].startswith("gloo:")
     )
@@ -164,36 +166,20 @@ def _on_cpu(steps: list[Step], timed: list[Event], timeline: Timeline) -> Iterat
         found: list[Interval] = []
         for begin, end, activity in timeline.between(step.thread, step.begin, step.end):
             waits = not activity.work and activity.collective in ("", ANY_COLLECTIVE) and activity.part != "data"
-            for piece in _divided(begin, end, activity.collective, elsewhere if waits else []):
-                line = step.line_of(activity._replace(collective=piece.line), piece.begin)
-                found.append(piece._replace(line=line, module=activity.module))
+            for first, last, other in cut(elsewhere if waits else [], begin, end, activity):
+                line = step.line_of(activity._replace(collective=other.collective), first)
+                found.append(Interval(first, last, line, activity.module))
         yield found
 
 
-def _apart(intervals: Iterable[Interval]) -> list[Interval]:
-    """Sort intervals by time and remove overlaps. If two intervals overlap, the earlier one keeps the time that they share."""
-    found: list[Interval] = []
-    for interval in sorted(intervals):
-        begin = max(interval.begin, found[-1].end) if found else interval.begin
-        if begin < interval.end:
-            found.append(interval._replace(begin=begin))
+def _apart(spans: Iterable[Span]) -> list[Span]:
+    """Sort spans by time and remove overlaps. If two spans overlap, the earlier one keeps the time that they share."""
+    found: list[Span] = []
+    for span in sorted(spans):
+        begin = max(span.begin, found[-1].end) if found else span.begin
+        if begin < span.end:
+            found.append(span._replace(begin=begin))
     return found
-
-
-def _divided(begin: float, end: float, kind: str, elsewhere: list[Interval]) -> Iterator[Interval]:
-    """Divide the time from `begin` to `end`. Collectives in `elsewhere` get the time in which they run; `kind` gets the rest."""
-    now = begin
-    for place in range(max(0, bisect_right(elsewhere, (begin,)) - 1), len(elsewhere)):
-        first, after, other, _ = elsewhere[place]
-        if first >= end:
-            break
-        if after > now:
-            if first > now:
-                yield Interval(now, first, kind)
-            yield Interval(max(first, now), min(after, end), other)
-            now = min(after, end)
-    if now < end:
-        yield Interval(now, end, kind)
 
 
 def _on_device(
