@@ -86,8 +86,9 @@ def _parameters(experiment: Experiment, network: Network) -> Iterator[tuple[str,
     """Yield each parameter name, with `*` for the block number, and a description of the parameters that match the name."""
     import torch
 
-    from meshrunner.recipes.model.init_weights import initial_value
+    from meshrunner.recipes.model.init_weights import Initialiser
 
+    initialiser = Initialiser(network, experiment.seed, torch.device("cpu"))
     draws = sum(parameter.numel() for parameter in network.parameters()) <= MOST_DRAWN
     alike: dict[str, list[tuple[str, torch.nn.Parameter]]] = defaultdict(list)
     for name, parameter in network.named_parameters():
@@ -95,13 +96,7 @@ def _parameters(experiment: Experiment, network: Network) -> Iterator[tuple[str,
     for pattern, members in alike.items():
         digest = hashlib.blake2b(digest_size=8)
         for name, parameter in members if draws else ():
-            shape, initial = parameter.shape, network.initial(name)
-            stacked = network.is_stack(name)  # a stack of experts is drawn matrix by matrix, as in `Initialiser`
-            for part in [f"{name}.{number}" for number in range(shape[0])] if stacked else [name]:
-                value = initial_value(
-                    part, shape[1:] if stacked else shape, initial, experiment.seed, torch.device("cpu")
-                )
-                digest.update(value.numpy().tobytes())
+            digest.update(initialiser.whole(name, parameter.shape).numpy().tobytes())
         shapes = " or ".join(dict.fromkeys("x".join(map(str, each.shape)) for _, each in members))
         trained = sum(each.requires_grad for _, each in members)
         values = f", initial values {digest.hexdigest()}" if draws else ""
