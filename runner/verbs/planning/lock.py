@@ -32,7 +32,8 @@ FIXED = ("hardware", "steps")
 def lock(arguments: list[str]) -> int:
     """Write a lock file or, with --check, return 3 if a fact differs from the file. Raise ConfigError for wrong arguments."""
     from meshrunner.runner.compare.table import print_columns
-    from meshrunner.runner.verbs.planning.lock_file import LOCK_FILE, Lock, changes, of_code, table
+    from meshrunner.runner.predict import OF_CODE
+    from meshrunner.runner.verbs.planning.lock_file import LOCK_FILE, Change, Lock, changes, table
 
     options, given = split("lock", arguments)
     if not (options.check or options.update) and answered(Composer("lock", given)):
@@ -55,16 +56,15 @@ def lock(arguments: list[str]) -> int:
         say(f"{path}: {size}" + (f", {counted(len(changed), 'change')}" if locked else ""))
     elif not changed:
         say(f"unchanged: {size}")
-    other_torch = locked is not None and locked.torch != found.torch
-    for own in (True, False) if other_torch else (None,):
-        if rows := [each for each in changed if own is None or of_code(each) == own]:
-            cause = (
-                f", perhaps because torch changed from {locked.torch} to {found.torch}"
-                if own is False and locked
-                else ""
-            )
-            say(f"{counted(len(rows), 'fact')} changed{cause}:")
-            print_columns(table(rows), 3)
+    by_cause: dict[str, list[Change]] = {}
+    for each in changed:
+        cause = ""
+        if locked and locked.torch != found.torch and each.section not in OF_CODE:
+            cause = f", perhaps because torch changed from {locked.torch} to {found.torch}"
+        by_cause.setdefault(cause, []).append(each)
+    for cause, rows in sorted(by_cause.items()):
+        say(f"{counted(len(rows), 'fact')} changed{cause}:")
+        print_columns(table(rows), 3)
     if options.check and changed:
         say("`meshrunner lock --update` accepts the changes")
     return 3 if options.check and changed else 0

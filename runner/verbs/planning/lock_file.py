@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.compare.text_table import Column
-from meshrunner.runner.predict import OF_CODE, Fact, Sections
+from meshrunner.runner.predict import Fact, Sections
 from meshrunner.runner.rundir.files import write_json
 
 LOCK_FILE = Path("meshrunner.lock.json")
@@ -124,11 +124,6 @@ def changes(locked: Mapping[str, Sections], found: Mapping[str, Sections]) -> li
 def _changed(before: dict[str, Fact], after: dict[str, Fact]) -> dict[str, tuple[Fact, Fact]]:
     both = {name: (before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after])}
     return {name: pair for name, pair in both.items() if pair[0] != pair[1]}
-
-
-def of_code(change: Change) -> bool:
-    """Return whether a changed fact does not depend on torch's version."""
-    return change.section in OF_CODE
 
 
 def table(found: Sequence[Change]) -> list[Column]:
