@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshrunner.recipes.model.base import clean_name
-from meshrunner.recipes.parallelism.mesh import mesh_dims
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.profiler.activities import DATA, MODULE
 from meshrunner.runner.profiler.base import ProfiledRun
@@ -41,9 +40,9 @@ class ExplainSession(TraceSession):
 
     def __init__(self, run: ProfiledRun, run_dir: Path, context: WorkerContext) -> None:
         super().__init__(OPTION, run, run_dir, context)
-        sizes = mesh_dims(run.layout.degrees(context.node.count, context.workers))
-        data = [name for name in ("replicate", "shard") if sizes.get(name, 1) > 1]
-        self.dims = (*data, *(name for name in ("context", "expert", "tensor") if getattr(run.layout, name) > 1))
+        degrees = run.layout.degrees(context.node.count, context.workers)
+        sizes = degrees._asdict() | {"expert": run.layout.expert}
+        self.dims = tuple(name for name in ("replicate", "shard", "context", "expert", "tensor") if sizes[name] > 1)
         self._hooks = ExitStack()
 
     def begin(self) -> None:
