@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 SHARE = 0.8
@@ -34,9 +34,8 @@ def compared(base: Mapping[str, float], own: Mapping[str, float]) -> list[Line]:
     return _ordered(Line(name, base.get(name, 0.0), own.get(name, 0.0)) for name in dict.fromkeys([*base, *own]))
 
 
-def total(name: str, lines: Iterable[Line]) -> Line:
+def total(name: str, lines: Sequence[Line]) -> Line:
     """Return the sum of `lines` as a single line with the given name."""
-    lines = list(lines)
     return Line(name, math.fsum(line.base for line in lines), math.fsum(line.own for line in lines))
 
 
@@ -48,9 +47,8 @@ def grouped(lines: Iterable[Line], group_of: Callable[[str], str]) -> list[Line]
     return _ordered(total(name, same) for name, same in found.items())
 
 
-def causes(lines: Iterable[Line], written: Callable[[float], str]) -> str:
+def causes(lines: Sequence[Line], written: Callable[[float], str]) -> str:
     """Name the lines that cause most of the difference between two ledgers. `written` formats a value with its unit."""
-    lines = list(lines)
     whole, explained = total("", lines).more, 0.0
     found: list[str] = []
     for line in sorted(lines, key=lambda line: -line.more / whole):
