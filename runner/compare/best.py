@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from meshrunner.runner.compare.cells import OTHER
 from meshrunner.runner.compare.comparison import MEMORY, WPS, Comparison, other_workload
-from meshrunner.runner.compare.keys import row_name, text
+from meshrunner.runner.compare.keys import text
 from meshrunner.runner.compare.runs import Row
 from meshrunner.runner.compare.select import fields_of, named
 from meshrunner.runner.compare.text_table import Column
@@ -92,7 +92,7 @@ def columns(comparison: Comparison) -> list[Column]:
             memory = next((gib for key in MEMORY if (gib := best.value(key)) is not None), None)
             unit = "" if best.measured or comparison.speed == WPS else f" {WPS.title}"
             line |= {
-                "best": _name(best, comparison),
+                "best": comparison.name(best.row, comparison.best_by),
                 comparison.speed.title: comparison.speed.text(best.speed) + unit,
                 "is": "measured" if best.measured else "predicted" if best.fits else "predicted, borderline",
                 "MFU": figure_of("perf/mfu").text(best.value("perf/mfu_median"), ""),
@@ -130,11 +130,6 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
     return found
 
 
-def _name(candidate: Candidate, comparison: Comparison) -> str:
-    keys = [key for key in comparison.keys if key not in comparison.best_by]
-    return row_name(candidate.row.values, keys) or candidate.row.runs[0].path.name
-
-
 def _reason(cell: Cell) -> str:
     """Return the most frequent reason why rows of a cell have no speed."""
     reasons = (row.reason or _plan(row).get("reason") or row.state for row in cell.rows)
@@ -146,7 +141,7 @@ def _ahead(cell: Cell, comparison: Comparison) -> str:
     if len(cell.ranked) < 2 or cell.ranked[0].measured != cell.ranked[1].measured:
         return ""
     best, second = cell.ranked[:2]
-    ahead = f"{_name(second, comparison)} by {100 * (best.speed / second.speed - 1):.1f}%"
+    ahead = f"{comparison.name(second.row, comparison.best_by)} by {100 * (best.speed / second.speed - 1):.1f}%"
     if other := other_workload(best.row.runs[0], second.row.runs[0]):
         return f"{ahead} ({OTHER[other]})"
     ours, theirs = _seconds_per_token(best.row), _seconds_per_token(second.row)

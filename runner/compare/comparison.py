@@ -100,9 +100,10 @@ class Comparison:
         """Return whether a row has the value that defines the baseline."""
         return self.baseline is not None and text(row.values.get(self.baseline[0])) == self.baseline[1]
 
-    def name(self, row: Row) -> str:
-        """Return the name of a row in sentences: its varying values, or its directory if nothing varies."""
-        return row_name(row.values, self.keys) or row.runs[0].path.name
+    def name(self, row: Row, without: Sequence[str] = ()) -> str:
+        """Return the name of a row in sentences: its values of `keys` except `without`, or its directory if there are none."""
+        keys = [key for key in self.keys if key not in without]
+        return row_name(row.values, keys) or row.runs[0].path.name
 
 
 def compare_runs(
