@@ -10,7 +10,7 @@ from statistics import median
 from meshrunner.runner.compare.runs import Row, Run
 from meshrunner.runner.figures import figure_of, number
 from meshrunner.runner.ledger.allocations import CATEGORIES
-from meshrunner.runner.rundir import Explanation, PlanRecord, Summary
+from meshrunner.runner.rundir import Explanation, PlanRecord
 from meshrunner.runner.rundir.files import EXPLANATION
 
 STEP_TIME = figure_of("perf/step_time_s")
@@ -57,9 +57,8 @@ def traced(row: Row) -> dict[str, float]:
 
 def live_memory(row: Row) -> dict[str, float]:
     """Return the GiB per category that `profiler=memory` measured on a CPU at the peak; {} if not measured."""
-    figures = row.counted[0].record(Summary).as_json()
-    found = {name: number(figures.get(f"memory/live_{name}_gib")) for name in CATEGORIES}
-    return {name: value for name, value in found.items() if value is not None}
+    figures = row.counted[0].figures
+    return {name: value for name in CATEGORIES if (value := figures.get(f"memory/live_{name}_gib")) is not None}
 
 
 def predicted_memory(row: Row) -> dict[str, float]:
