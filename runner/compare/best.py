@@ -13,7 +13,7 @@ from meshrunner.runner.compare.select import fields_of, named
 from meshrunner.runner.compare.text_table import Column
 from meshrunner.runner.console import one_line
 from meshrunner.runner.figures import PREDICTION, Figure, figure_of, number
-from meshrunner.runner.rundir import CRASHED, FITTING, RESULTS, VERDICT, PlanRecord
+from meshrunner.runner.rundir import CRASHED, FITTING, RESULTS, VERDICT
 
 WORK = {"matmul": "matmuls", "attention": "attention", "memory": "elementwise work", "optimizer": "the optimizer"}
 """Names of the parts of a step, keyed as in `perf/seconds_by_part`."""
@@ -31,7 +31,7 @@ class Candidate(NamedTuple):
 
     def value(self, key: str) -> float | None:
         """Return the measured value of a figure or, if the row was not measured, the predicted value."""
-        return number(self.row.figures.get(key) if self.measured else _plan(self.row).get(key.removesuffix("_median")))
+        return number(self.row.figures.get(key) if self.measured else self.row.plan.get(key.removesuffix("_median")))
 
 
 class Cell(NamedTuple):
@@ -132,7 +132,7 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _reason(cell: Cell) -> str:
     """Return the most frequent reason why rows of a cell have no speed."""
-    reasons = (row.reason or _plan(row).get("reason") or row.state for row in cell.rows)
+    reasons = (row.reason or row.plan.get("reason") or row.state for row in cell.rows)
     return one_line(Counter(reasons).most_common(1)[0][0])
 
 
@@ -150,17 +150,16 @@ def _ahead(cell: Cell, comparison: Comparison) -> str:
     return f"{ahead}, mostly in {part}" if part and saved[part] > 0 else ahead
 
 
+def predicted_seconds(row: Row) -> dict[str, float]:
+    """Return the predicted seconds per step of each part in WORK and of exposed communication; {} without a prediction."""
+    parts = row.plan.get("perf/seconds_by_part")
+    if not isinstance(parts, dict):
+        return {}
+    seconds = {name: number(parts.get(key)) or 0.0 for key, name in WORK.items()}
+    return seconds | {"exposed communication": number(row.plan.get("perf/exposed_communication_s")) or 0.0}
+
+
 def _seconds_per_token(row: Row) -> dict[str, float]:
     """Return the predicted seconds per token of each part of a step; {} without a prediction."""
-    plan = _plan(row)
-    parts, wps, step_s = (plan.get(f"perf/{key}") for key in ("seconds_by_part", "wps", "step_time_s"))
-    if not parts or not wps or not step_s:
-        return {}
-    seconds = {name: parts.get(key, 0.0) for key, name in WORK.items()}
-    seconds["exposed communication"] = plan["perf/exposed_communication_s"] or 0.0
-    return {name: each / (step_s * wps) for name, each in seconds.items()}
-
-
-def _plan(row: Row) -> dict[str, Any]:
-    """Return the prediction of a row; {} without one."""
-    return row.counted[0].record(PlanRecord).as_json()
+    wps, step_s = (number(row.plan.get(f"perf/{key}")) for key in ("wps", "step_time_s"))
+    return {name: each / (step_s * wps) for name, each in predicted_seconds(row).items()} if wps and step_s else {}

@@ -177,6 +177,11 @@ class Row:
         """The figures of the row, merged over the runs in `counted`."""
         return merged(self.summaries)
 
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """The prediction of the first run in `counted`, with the keys of plan.json; {} without one."""
+        return self.counted[0].record(PlanRecord).as_json()
+
     @property
     def state(self) -> str:
         """The state that all runs share, or `2 completed, 1 oom` if the states of repeats differ."""

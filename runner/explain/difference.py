@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.compare.best import WORK
+from meshrunner.runner.compare.best import WORK, predicted_seconds
 from meshrunner.runner.compare.noise import ALPHA, noise_of
 from meshrunner.runner.compare.page.ledgers import (
     COMMUNICATION,
@@ -24,7 +24,6 @@ from meshrunner.runner.compare.page.ledgers import (
 from meshrunner.runner.compare.runs import Row
 from meshrunner.runner.explain.ledger import NEGLIGIBLE, Line, causes, compared, grouped, total
 from meshrunner.runner.figures import figure_of, number
-from meshrunner.runner.rundir import PlanRecord
 
 WPS = figure_of("perf/wps")
 KINDS = {kind: WORK[kind] for kind in ("matmul", "attention", "optimizer")} | {"experts": WORK["matmul"]}
@@ -135,7 +134,7 @@ def explain_prediction(row: Row, name: str) -> Difference:
         missing = "trace; use sweep.explain=true" if planned else "predicted speed; name the hardware or calibrate it"
         raise ConfigError(f"why: {name} has no {missing}")
     sums = {line.name: line.own for line in grouped(compared({}, measured), _kind_of)}
-    error = number(row.runs[0].record(PlanRecord).as_json().get("perf/error_pct")) or 0.0
+    error = number(row.plan.get("perf/error_pct")) or 0.0
     lines = compared(planned, sums)
     whole = total("", lines)
     within = 100 * abs(whole.more) <= error * whole.base
@@ -174,15 +173,8 @@ def _modules(base: Row, row: Row) -> list[Line]:
 
 def _predicted(row: Row) -> dict[str, float]:
     """Return the predicted seconds of each ledger line; {} without a prediction. A line is a kind of work, such as matmuls."""
-    plan = row.runs[0].record(PlanRecord).as_json()
-    parts, step_time = plan.get("perf/seconds_by_part"), number(plan.get("perf/step_time_s"))
-    if not isinstance(parts, dict) or not step_time:
-        return {}
-    lines = {
-        WORK.get(str(name), str(name)): number(each) or 0.0 for name, each in parts.items() if name != "communication"
-    }
-    lines[COMMUNICATION] = number(plan.get("perf/exposed_communication_s")) or 0.0
-    return with_rest(lines, step_time)
+    lines, step_time = predicted_seconds(row), number(row.plan.get("perf/step_time_s"))
+    return with_rest(lines, step_time) if lines and step_time else {}
 
 
 def _time(seconds: float) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from meshrunner.runner.compare.page.ledgers import live_memory, predicted_memory, with_rest
 from meshrunner.runner.compare.runs import Row
 from meshrunner.runner.explain.ledger import Line, causes, compared, total
-from meshrunner.runner.rundir import PlanRecord
 
 EQUAL = 0.01
 """Relative difference up to which two memory peaks count as equal."""
@@ -55,7 +54,7 @@ def explain_memory(base: Row, row: Row, names: tuple[str, str]) -> MemoryDiffere
     """Explain the difference in memory between a row and its baseline. Return None unless the categories of memory were measured
     for both or predicted for both. `names`: names of the baseline and of the row."""
     rows = (base, row)
-    phases = [str(each.runs[0].record(PlanRecord).as_json().get("memory/phase") or "") for each in rows]
+    phases = [str(each.plan.get("memory/phase") or "") for each in rows]
     peaks = [each.figures.get("memory/peak_active_gib") if each.completed else None for each in rows]
     live, ledgers = [live_memory(each) for each in rows], [predicted_memory(each) for each in rows]
     measured = all(live)

@@ -10,7 +10,7 @@ from statistics import median
 from meshrunner.runner.compare.runs import Row, Run
 from meshrunner.runner.figures import figure_of, number
 from meshrunner.runner.ledger.allocations import CATEGORIES
-from meshrunner.runner.rundir import Explanation, PlanRecord
+from meshrunner.runner.rundir import Explanation
 from meshrunner.runner.rundir.files import EXPLANATION
 
 STEP_TIME = figure_of("perf/step_time_s")
@@ -63,5 +63,5 @@ def live_memory(row: Row) -> dict[str, float]:
 
 def predicted_memory(row: Row) -> dict[str, float]:
     """Return the predicted GiB per category at the peak of active memory; {} without a prediction."""
-    categories = row.runs[0].record(PlanRecord).as_json().get("memory/by_category_gib")
+    categories = row.plan.get("memory/by_category_gib")
     return {str(name): number(each) or 0.0 for name, each in categories.items()} if isinstance(categories, dict) else {}
