@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from meshrunner.runner.compare.table import print_columns
 from meshrunner.runner.compare.text_table import Column
 from meshrunner.runner.figures import speed_figure
 from meshrunner.runner.rundir import Status
-from meshrunner.runner.verbs.records.ls import below
+from meshrunner.runner.verbs.records.ls import below, local_time
 
 
 def history(folders: Iterable[Path]) -> int:
@@ -57,7 +56,7 @@ def _grouped(runs: Iterable[Run], keys: Iterable[str]) -> list[list[Run]]:
 
 
 def _began(run: Run) -> str:
-    return f"{datetime.fromtimestamp(run.record(Status).started or 0.0).astimezone():%Y-%m-%d %H:%M}"
+    return f"{local_time(run.record(Status).started or 0.0):%Y-%m-%d %H:%M}"
 
 
 def _version(run: Run) -> str:

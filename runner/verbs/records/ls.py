@@ -124,9 +124,14 @@ def _read(path: Path) -> Entry:
         written = (path / (SWEEP if sweep else CONFIG)).lstat().st_mtime
     except OSError:
         written = 0.0
-    began = datetime.fromtimestamp(min(max(0.0, min(starts, default=written)), LATEST)).astimezone()
+    began = local_time(min(starts, default=written))
     fastest = max((speed for speed in speeds if speed is not None), default=None)
     return Entry(path, sweep, began, Counter(run.state for run in runs), fastest)
+
+
+def local_time(seconds: float) -> datetime:
+    """Return the local time of a Unix time, limited to times that can be shown."""
+    return datetime.fromtimestamp(min(max(0.0, seconds), LATEST)).astimezone()
 
 
 def _fields(entries: Sequence[Entry], where: Sequence[str]) -> dict[str, Field]:

@@ -58,3 +58,11 @@ def test_a_directory_without_completed_runs_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "a", state="failed")
     with pytest.raises(ConfigError, match="no run has completed"):
         compare(["--history", str(tmp_path)])
+
+
+def test_a_time_that_cannot_be_shown_is_limited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs(tmp_path / "a", "a" * 40, 1e9, (100.0,))
+    (status,) = tmp_path.glob("a/*/status.json")
+    status.write_text(status.read_text().replace("1000000000.0", "1e300"))
+    head, _, row = lines(tmp_path, capsys)
+    assert row[head.index("began")].startswith("2106-02-07")
