@@ -36,9 +36,8 @@ def execute(
     run_dir: Path, *, force: bool = False, display: Display | None = None, prediction: Thread | None = None
 ) -> tuple[Outcome, Summary | None]:
     """Execute a run directory and record the outcome. Return the outcome and, on the first node, the summary. If `force` is true,
-    resume even if settings that affect the result have changed since the checkpoint. Before writing the summary, wait for the
-    thread `prediction`, which writes plan.json. Raise ConfigError for wrong settings, and AlreadyRunning if another process
-    executes the run."""
+    resume even if settings that affect the result have changed. Before writing the summary, wait for the thread `prediction`,
+    which writes plan.json. Raise ConfigError for wrong settings, and AlreadyRunning if another process executes the run."""
     config = read_config(run_dir)
     try:
         experiment = check(config)
