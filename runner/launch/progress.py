@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
@@ -68,14 +67,13 @@ class ProgressLine:
         self.waiting: str | None = None
         """The newest plain progress line if it is not printed yet, else None."""
         self.rows: list[StepRow] = []
-        self.stack = ExitStack()
 
     def __enter__(self) -> ProgressLine:
-        self.stack.enter_context(self.live or self.slow)
+        (self.live or self.slow).__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
+    def __exit__(self, *error: Any) -> None:
+        (self.live or self.slow).__exit__(*error)
         if self.waiting is not None:
             say(self.waiting)
 
