@@ -4,6 +4,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -64,8 +65,8 @@ class LiveTable(Tally):
         self._running: dict[Path, _Running] = {}
         self._ended: dict[Path, list[str]] = {}
         """Cells of ended runs, in the order in which the runs ended."""
-        self._earlier: dict[Path, list[str]] = {}
-        """Cells of runs that had ended before the sweep started. A run is added when the table first shows the run."""
+        self._earlier = cache(lambda run_dir: _cells(glance(run_dir)))
+        """Function that returns the cells of a run that had ended before the sweep started. It reads each run once."""
         self._drawn = 0.0
 
     def __enter__(self) -> Self:
@@ -110,12 +111,10 @@ class LiveTable(Tally):
         below = [part for line in lines for part in Text(line).wrap(self._screen, width)]
         rows = []
         for run_dir in self._visible(len(below) - 1):
-            cells = live.get(run_dir) or self._ended.get(run_dir) or self._earlier.get(run_dir)
-            if cells is None:
-                cells = [states[run_dir], *(UNKNOWN for _ in PROGRESS[1:])]
-                if states[run_dir] in FINAL:
-                    cells = self._earlier[run_dir] = _cells(glance(run_dir))
-            rows.append([self.label(run_dir), *cells])
+            cells = live.get(run_dir) or self._ended.get(run_dir)
+            if cells is None and states[run_dir] in FINAL:
+                cells = self._earlier(run_dir)
+            rows.append([self.label(run_dir), *(cells or [states[run_dir], *(UNKNOWN for _ in PROGRESS[1:])])])
         self._live.update(Group(run_table(("run", *PROGRESS), rows, width), *below), refresh=True)
 
     def _visible(self, taken: int) -> list[Path]:
