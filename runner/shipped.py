@@ -65,9 +65,8 @@ def defaults() -> dict[str, str | None]:
 def options(group: str) -> dict[str, str]:
     """Return descriptions keyed by option, the default first. A description is the first comment line of the option's file."""
     names = [*_files(group), *(LAUNCHERS if group == LAUNCHER else ())]
-    found = {name: about(group, name).split("\n")[0] for name in names}
     first = defaults().get(group)
-    return {name: found[name] for name in sorted(found, key=lambda name: (name != first, name))}
+    return {name: about(group, name).split("\n")[0] for name in sorted(names, key=lambda name: (name != first, name))}
 
 
 def about(group: str, option: str) -> str:
