@@ -14,16 +14,16 @@ from meshrunner.recipes.storage import read_regular
 from meshrunner.runner.console import one_line, warn
 from meshrunner.runner.figures import Figure, error_key, merged
 from meshrunner.runner.rundir import (
+    READERS,
     Environment,
     JsonFile,
     Layouts,
+    Overrides,
     PlanRecord,
     Status,
     StepRow,
     Summary,
     inspect,
-    load_config,
-    load_overrides,
     measured_rows,
     only_of_completed,
     owner_is_alive,
@@ -33,7 +33,6 @@ from meshrunner.runner.rundir import (
     run_names,
     summarise,
     sweep_damage,
-    unreadable,
 )
 from meshrunner.runner.rundir.files import CONFIG, OVERRIDES, RECORD_BYTES, is_run
 
@@ -58,7 +57,7 @@ class Run:
     """The state in status.json, or `damaged`, `missing` or `stale` (recorded as running, but its process is gone)."""
     reason: str = ""
     records: Mapping[type[JsonFile], JsonFile] = field(default_factory=dict, repr=False)
-    """Content of the run's JSON files, keyed by record class."""
+    """Content of the run's files, keyed by class."""
     config: dict[str, Any] = field(default_factory=dict)
     """The configuration; {} if config.yaml cannot be read."""
     choices: dict[str, str] = field(default_factory=dict)
@@ -245,41 +244,35 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
 
 def read_run(path: Path) -> Run:
     """Read a run directory. If a file is damaged, the state is `damaged` and the reason names the file."""
-    run = _read_records(path)
-    if not is_run(path):
-        return run
-    name = CONFIG
-    try:
-        run = replace(run, config=load_config(path))
-        name = OVERRIDES  # required, because columns are named after the options in overrides.yaml
-        overrides = load_overrides(path)
-    except (OSError, ValueError) as error:
-        return _damaged(run, name, error)
-    return replace(run, choices=overrides.choices, task=overrides.task)
+    return _read(path, READERS)
 
 
 def glance(path: Path) -> Run:
     """Read a run faster than `read_run`: do not parse config.yaml, but search it for `steps` and `measure_after`."""
-    run = _read_records(path)
-    if run.state in ("damaged", "missing"):
-        return run
-    try:
-        found = COUNTS.findall(read_regular(path / CONFIG, RECORD_BYTES))
-        if not found:
-            raise ValueError("`steps` is missing or not a whole number")
-    except (OSError, ValueError) as error:
-        return _damaged(run, CONFIG, error)
-    return replace(run, config={key.decode(): int(value) for key, value in found})
+    return _read(path, GLANCED)
 
 
-def _read_records(path: Path) -> Run:
-    """Read the state and the JSON files of a run. If any of the files is damaged, the state is `damaged`."""
+def _counts(path: Path) -> dict[str, int]:
+    found = COUNTS.findall(read_regular(path, RECORD_BYTES))
+    if not found:
+        raise ValueError("`steps` is missing or not a whole number")
+    return {key.decode(): int(value) for key, value in found}
+
+
+GLANCED = {name: read for name, read in READERS.items() if name != OVERRIDES} | {CONFIG: _counts}
+"""Functions that read the files for `glance`, keyed by file name."""
+
+
+def _read(path: Path, readers: Mapping[str, Callable[[Path], object]]) -> Run:
+    """Read the state and the files of a run. If any of the files is damaged, the state is `damaged`."""
     if not path.is_dir():
         return Run(path, "missing", "sweep.json lists the run, but there is no such directory")
     if not is_run(path):
         return Run(path, "damaged", "it has no config.yaml")
-    damage, records = inspect(path)
-    run = Run(path, "damaged", _short(damage), records)
+    damage, files = inspect(path, readers)
+    config = files.get(dict, {})
+    overrides = files.get(Overrides, Overrides()) if config else Overrides()
+    run = Run(path, "damaged", _short(damage), files, config, overrides.choices, overrides.task)
     status = run.record(Status)
     if damage:
         return run
@@ -289,10 +282,6 @@ def _read_records(path: Path) -> Run:
         reason = "recorded as running, but its process is gone; `meshrunner resume` continues the run"
         return replace(run, state="stale", reason=reason)
     return replace(run, state=status.state, reason=_short(status.reason))
-
-
-def _damaged(run: Run, name: str, error: OSError | ValueError) -> Run:
-    return replace(run, state="damaged", reason=_short(unreadable(name, error)))
 
 
 def _short(text: str) -> str:

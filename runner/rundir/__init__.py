@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from meshrunner.runner.rundir.sweep import *  # noqa: F403
 
 PUBLIC = {
-    "damage": "find_damage inspect",
+    "damage": "READERS find_damage inspect",
     "events": "StepRow Tail last_rows read_events",
     "logs": "last_exception last_lines last_stack",
     "plain_yaml": "parse_yaml",
     "records": "Environment Explanation Failure JsonFile PlanRecord RankError Submission TraceTable Tracking unreadable",
-    "run": "key_of load_config load_overrides options_in_force place_again place_run read_config read_overrides",
+    "run": "Overrides key_of load_overrides options_in_force place_again place_run read_config read_overrides",
     "states": "CRASHED FINAL RESULTS Status claim condition heartbeat is_count owner_is_alive read_state read_status "
     "started_at update_status",
     "summary": "FITTING VERDICT Layouts Summary add_layout measured_rows only_of_completed predicted summarise write_summary",

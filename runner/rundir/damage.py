@@ -1,7 +1,7 @@
 """Find the damaged files of a run directory, and read the other files."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +28,22 @@ READERS: dict[str, Callable[[Path], object]] = {
     files.OVERRIDES: lambda path: load_overrides(path.parent),
 }
 """Functions that read the files of a run directory, keyed by file name. They raise ValueError or OSError for a damaged file."""
-RECORDS = tuple(name for name in READERS if not name.endswith(".yaml"))
-"""Names of the JSON files. By default `inspect` skips the two YAML files, because reading YAML is slow."""
 
 
-def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[type[Any], Any]]:
-    """Read the files in `names`. Return a message about the first damaged file ("" if there is none), and the records of the
-    other files, keyed by class: {Status: ..., Summary: ...}. A missing file does not count as damaged."""
+def inspect(run_dir: Path, readers: Mapping[str, Callable[[Path], object]]) -> tuple[str, dict[type[Any], Any]]:
+    """Read files with `readers`, keyed by file name. Return a message about the first damaged file ("" if there is none), and the
+    content of the other files, keyed by class: {Status: ..., Summary: ...}. A missing file does not count as damaged."""
     found: dict[type[Any], Any] = {}
     damage = ""
     try:
         present = set(os.listdir(run_dir))  # noqa: PTH208 names are faster than paths for a thousand runs
     except OSError as error:
         return records.unreadable(run_dir.name, error), found
-    for name in names:
+    for name, read in readers.items():
         if name in present:
             try:
-                record = READERS[name](run_dir / name)
-                found[type(record)] = record
+                content = read(run_dir / name)
+                found[type(content)] = content
             except (OSError, ValueError) as error:
                 damage = damage or records.unreadable(name, error)
     return damage, found
@@ -53,4 +51,4 @@ def inspect(run_dir: Path, names: Iterable[str] = RECORDS) -> tuple[str, dict[ty
 
 def find_damage(run_dir: Path, names: Iterable[str] = READERS) -> str:
     """Return a message about the first damaged file of a run directory, or "" if no file is damaged."""
-    return inspect(run_dir, names)[0]
+    return inspect(run_dir, {name: READERS[name] for name in names})[0]

@@ -400,7 +400,7 @@ def test_status_of_ended_runs_reads_no_events_and_no_yaml(
     def refuse(*_: object) -> None:
         raise AssertionError("it is read")
 
-    monkeypatch.setattr("meshrunner.runner.compare.runs.load_config", refuse)
+    monkeypatch.setattr("meshrunner.runner.rundir.damage.load_config", refuse)
     monkeypatch.setattr("meshrunner.runner.compare.runs.read_events", refuse)
     assert meshrunner("status", str(tmp_path)) == 0
     assert [run.state for run in read_runs([tmp_path], glance)] == ["completed", "pending", "skipped"]
