@@ -78,10 +78,15 @@ def last_rows(run_dir: Path, count: int) -> list[StepRow]:
 
 
 def read_events(run_dir: Path) -> list[StepRow]:
-    """Return one row per step, in order. After a resume from step 10, the new row of step 11 replaces old rows 11, 12, ..."""
+    """Return one row per step, in order."""
     rows: list[StepRow] = []
-    for row in Tail(run_dir).read():
+    add_rows(rows, Tail(run_dir).read())
+    return rows
+
+
+def add_rows(rows: list[StepRow], new: Iterable[StepRow]) -> None:
+    """Append rows. After a resume from step 10, the new row of step 11 replaces old rows 11, 12, ..."""
+    for row in new:
         while rows and rows[-1].step >= row.step:
             rows.pop()
         rows.append(row)
-    return rows

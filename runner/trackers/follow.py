@@ -14,7 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from meshrunner.runner.rundir import FINAL, StepRow, Summary, Tail, read_state, read_status
+from meshrunner.runner.rundir import FINAL, StepRow, Summary, Tail, add_rows, read_state, read_status
 from meshrunner.runner.rundir.files import SUMMARY, is_run, is_sweep
 from meshrunner.runner.trackers.base import Tracker, tracker_of
 from meshrunner.runner.trackers.description import RunRecord, SweepRecord, update_tracking
@@ -24,25 +24,21 @@ POLL_S = 0.5
 
 class RowBuffer:
     """A buffer that returns exactly one row for each step of a run in progress. A resumed run repeats the steps after its
-    checkpoint, and only the last row written for a step is valid. The buffer therefore holds back a row of an earlier attempt
-    until the current attempt has reached the same step or the run has ended."""
+    checkpoint, and only the last row written for a step is valid. The buffer therefore holds back the rows of earlier attempts
+    until the current attempt has its first row or the run has ended."""
 
     def __init__(self, run_dir: Path, attempt: int) -> None:
         self._tail = Tail(run_dir)
         self._attempt = attempt
-        self._held: dict[int, StepRow] = {}  # rows by step, in ascending order
-        self._last_step = 0  # the last step of this attempt
+        self._held: list[StepRow] = []
 
     def read(self, final: bool) -> list[StepRow]:
         """Return the new rows that no later row can replace, sorted by step. If `final` is set, return all remaining rows."""
-        for row in self._tail.read():
-            while self._held and next(reversed(self._held)) >= row.step:
-                self._held.popitem()  # a row of an earlier attempt, now out of date
-            self._held[row.step] = row
-            if row.attempt >= self._attempt:
-                self._last_step = max(self._last_step, row.step)
-        ready = [step for step in self._held if final or step <= self._last_step]
-        return [self._held.pop(step) for step in ready]
+        add_rows(self._held, self._tail.read())
+        if not final and self._held and self._held[-1].attempt < self._attempt:
+            return []
+        ready, self._held = self._held, []
+        return ready
 
 
 def run_in_background(folder: Path, ended: Connection, member: str) -> int:
