@@ -41,16 +41,12 @@ class RowBuffer:
         return ready
 
 
-def run_in_background(folder: Path, ended: Connection, member: str) -> int:
-    """Run a tracker in the process that a `TrackerHandle` starts."""
-    os.nice(19)  # the lowest priority, so that the tracker does not slow the measured training
-    return run_tracker(folder, ended, member)
-
-
 def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:
     """Track a run until it has ended, or record the table of an ended sweep. If the tracker raises an exception,
     print it to stderr and record it in tracker.json. Return the exit code. `ended` is a pipe that the launcher closes when the
     run has ended. Without a pipe, watch the state in status.json."""
+    if ended is not None:
+        os.nice(19)  # the lowest priority, so that the tracker does not slow the measured training
     try:
         update_tracking(folder, member, phase="opening", warning=None)
         record = SweepRecord.load(folder) if is_sweep(folder) else RunRecord.load(folder)

@@ -49,7 +49,7 @@ class TrackerHandle:
         environment = os.environ | {"TMPDIR": temporary_folder()}  # a killed W&B leaves files there
         log, arguments = tracker_log(self._folder, self._member), (self._folder, ended, self._member)
         # A launcher that exits without `finish` terminates a daemon instead of waiting for it.
-        process = child(log, environment, follow.run_in_background, *arguments, daemon=True, name="tracker")
+        process = child(log, environment, follow.run_tracker, *arguments, daemon=True, name="tracker")
         process.start()
         self.process = process
         ended.close()
