@@ -87,7 +87,7 @@ def _pipelined(
     parts: dict[int, nn.Module],
 ) -> nn.Module:
     """Distribute each stage over the mesh's data-parallel dimensions. Return the network, which contains the stages' modules."""
-    from meshrunner.recipes.parallelism.pipeline.pipeline import Pipeline, pipelines
+    from meshrunner.recipes.parallelism.pipeline.pipeline import Pipeline
 
     layout, precision, stages = recipe.parallelism, recipe.precision, {}
     for stage, part in parts.items():
@@ -97,7 +97,7 @@ def _pipelined(
     tokens = recipe.seq_len // layout.context // (layout.tensor if layout.sequence_parallel else 1)
     shape, dtype = network.stream_shape(recipe.micro_batch, tokens), precision.param_dtype or torch.float32
     number = layout.pipeline * layout.stages_per_rank
-    pipelines[network] = Pipeline(stages, number, layout.schedule, mesh.get_group("pipeline"), shape, dtype)
+    network.pipeline = Pipeline(stages, number, layout.schedule, mesh.get_group("pipeline"), shape, dtype)
     return network
 
 

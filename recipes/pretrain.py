@@ -169,11 +169,9 @@ def update(
     for total in network.observed.values():
         total.zero_()
     square = squared_norm(trained, loss.device)
-    if recipe.parallelism.pipeline > 1:
-        from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
-
+    if network.pipeline is not None:
         # Each rank has the gradients of some blocks, and only the last rank has the loss.
-        square, loss, *others = pipelines[model].summed((square, loss, *observed.values()))
+        square, loss, *others = network.pipeline.summed((square, loss, *observed.values()))
         loss, observed = loss.float(), dict(zip(observed, others, strict=True))
     grad_norm = square.sqrt().float()
     if recipe.max_grad_norm is not None:
@@ -193,13 +191,12 @@ def update(
 def backward(recipe: Recipe, model: nn.Module, batches: Batches) -> Tensor:
     """Accumulate the gradient of the mean loss over all micro batches. Return this rank's mean loss, detached; 0 if another rank
     has the last pipeline stage."""
-    layout = recipe.parallelism
+    layout, pipeline = recipe.parallelism, network_of(model).pipeline
     split = loss_parallel if layout.splits_logits else nullcontext
-    if layout.pipeline > 1:
-        from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
-
+    if pipeline is not None:
         with split():
-            return pipelines[model].backward(batches)
+            mean: Tensor = pipeline.backward(batches)
+        return mean
     total = torch.zeros((), device=batches[0][0].device)
     for i, batch in enumerate(batches, 1):
         with layout.accumulating(model, last=i == len(batches)), split():

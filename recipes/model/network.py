@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,8 @@ class Network(nn.Module):
     """Counter of the tokens routed to each expert since the last optimizer step; None if the network has no experts."""
     expert_mesh: DeviceMesh | None = None
     """Mesh with dimensions `expert_shard` and `expert`; None unless experts are distributed over several devices."""
+    pipeline: Any = None
+    """The `Pipeline` that trains this rank's stages; None unless the network is cut into stages."""
     observed: Mapping[str, Tensor] = MappingProxyType({})
     """Sums of metrics over the forward passes of the current step, 0-d, fp32, keyed by the metrics' names in events.jsonl."""
     loss: LossFunction

@@ -25,7 +25,6 @@ from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.optim.grad_norm import squared_norm
 from meshrunner.recipes.parallelism.mesh import build_mesh, place
-from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
 from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 from meshrunner.recipes.pretrain import backward, train
 from tests.composed import SMALL, experiment
@@ -295,7 +294,7 @@ def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
     square = squared_norm(trained, CPU)
     if degrees.pipeline > 1:
         weights, gradients = union(weights), union(gradients)
-        (square,) = pipelines[model].summed([square])
+        (square,) = network_of(model).pipeline.summed([square])
     norm = square.sqrt().item()
     recorder = Recorder()
     train(recipe, recorder, device=CPU, nodes=1, workers=world)

@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -13,9 +12,6 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, _Pipe
 
 from meshrunner.recipes.data.loader import Batches
 from meshrunner.recipes.parallelism.pipeline.stages import Schedule
-
-pipelines: WeakKeyDictionary[nn.Module, "Pipeline"] = WeakKeyDictionary()
-"""The pipeline of each model that `assemble` has cut into stages."""
 
 
 class Pipeline:

@@ -110,12 +110,7 @@ def _trace(
         mesh = build_mesh("cpu", degrees)  # a mesh cannot be on meta
         with _from_first_weight(recorder, recording, type(recipe.parallelism)):
             model, trained, _ = assemble(recipe, mesh, META)
-        exchanged = 0
-        if pipelined:
-            from meshrunner.recipes.parallelism.pipeline.pipeline import pipelines
-
-            exchanged = pipelines[model].exchanged_bytes
-            group.callback(pipelines.pop, model)  # a pipeline refers to its model, which would otherwise never be freed
+        exchanged = network_of(model).pipeline.exchanged_bytes if pipelined else 0
         micro = recipe.accumulation(degrees.data)[1]
         optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
         most = micro if pipelined else MICRO_BATCHES  # a pipeline schedule needs all micro batches
