@@ -94,8 +94,7 @@ def prepare(
         ranks=degrees.data,
         device=device,
         own=network_of(model).own,
-        first_step=done + 1,
-        shift=consumed.sequences - done * global_batch,
+        first=consumed.sequences,
     )
     meter.started(device=device, params=parameters, describe_data=sequences.describe)
     return Prepared(recipe, model, trained, optimizer, saver, loader, global_batch, done, consumed)

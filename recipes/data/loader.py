@@ -20,9 +20,9 @@ def all_tokens(x: Tensor, dim: int) -> Tensor:
 
 
 class Loader:
-    """Loader of one data-parallel rank. A thread reads the sequences of the next step during the current step. Step s = 1, 2,
-    ... trains on sequences (s - 1) * global_batch to s * global_batch - 1, cut into `ranks` equal slices. Rank r splits slice r
-    into consecutive micro batches. shift: number added to sequence indices if a resumed run changes global_batch."""
+    """Loader of one data-parallel rank. A thread reads the sequences of the next step during the current step. Steps train on
+    consecutive global batches, the first of which begins with sequence `first`. Each global batch is cut into `ranks` equal
+    slices. Rank r splits slice r into consecutive micro batches."""
 
     def __init__(
         self,
@@ -34,19 +34,18 @@ class Loader:
         ranks: int,
         device: torch.device,
         own: Part = all_tokens,
-        first_step: int = 1,
-        shift: int = 0,
+        first: int = 0,
     ) -> None:
         assert 0 <= rank < ranks and global_batch % (ranks * micro_batch) == 0, (global_batch, micro_batch, rank, ranks)
         self._sequences = sequences
         self._global_batch = global_batch
         self._micro_batch = micro_batch
         self._rows = global_batch // ranks
-        self._offset = shift + rank * self._rows
         self._device, self._own = device, own
         self._ready: Queue[Tensor | Exception] = Queue(maxsize=1)
         self._closed = False
-        self._thread = threading.Thread(target=self._prefetch, args=(first_step,), daemon=True, name="loader")
+        begin = first + rank * self._rows
+        self._thread = threading.Thread(target=self._prefetch, args=(begin,), daemon=True, name="loader")
         self._thread.start()
 
     def next(self) -> Batches:
@@ -67,16 +66,16 @@ class Loader:
             self._ready.get_nowait()  # make room in the queue, because the thread may be waiting for room
         self._thread.join(timeout=1.0)
 
-    def _prefetch(self, step: int) -> None:
+    def _prefetch(self, first: int) -> None:
         try:
             while not self._closed:
-                self._ready.put(self._read(step))
-                step += 1
+                self._ready.put(self._read(first))
+                first += self._global_batch
         except Exception as error:
             self._ready.put(error)
 
-    def _read(self, step: int) -> Tensor:
-        rows = torch.from_numpy(self._sequences.rows((step - 1) * self._global_batch + self._offset, self._rows))
+    def _read(self, first: int) -> Tensor:
+        rows = torch.from_numpy(self._sequences.rows(first, self._rows))
         if self._device.type != "cuda":
             return rows
         torch.cuda.set_device(self._device)  # needed in every thread; otherwise all ranks open contexts on GPU 0

@@ -59,7 +59,7 @@ class Run:
         """Return this rank's loss, the gradient norm, and the number of allocated buffers of every step."""
         total, _ = self.recipe.accumulation(self.degrees.data)
         size = {"global_batch": total, "micro_batch": self.recipe.micro_batch}
-        loader = Loader(self.sequences, **size, **self.ranks, device=CPU, first_step=first)
+        loader = Loader(self.sequences, **size, **self.ranks, device=CPU, first=(first - 1) * total)
         found = []
         for _ in range(count):
             batches = loader.next()

@@ -68,7 +68,7 @@ def test_a_rank_gets_its_own_tokens_and_their_targets() -> None:
 
 
 def test_a_resumed_run_goes_on_with_its_step() -> None:
-    first, resumed = loader(Recorded()), loader(Recorded(), first_step=3)
+    first, resumed = loader(Recorded()), loader(Recorded(), first=2 * 24)
     for _ in range(2):
         first.next()
     assert torch.equal(first.next()[0][0], resumed.next()[0][0])
@@ -79,7 +79,7 @@ def test_a_resumed_run_goes_on_with_its_step() -> None:
 def test_a_run_with_another_batch_continues_in_the_data() -> None:
     """Two steps consumed 10 sequences, so the third begins with index 10."""
     sequences = Recorded()
-    resumed = loader(sequences, first_step=3, shift=10 - 2 * 24)
+    resumed = loader(sequences, first=10)
     resumed.next()
     assert sequences.asked[0] == 10
     resumed.close()
