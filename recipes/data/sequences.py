@@ -1,6 +1,7 @@
 """Token sequences from the cache, in an order that depends only on the seed."""
 
 import hashlib
+import sys
 import time
 from functools import lru_cache
 from typing import Any
@@ -74,10 +75,8 @@ class PackedSequences:
             needed = None if size is None else (index // size + 1) * size * length + 1
             if needed is None or needed > len(self._tokens):
                 self._wait(needed)
-        if not self._progress.complete:
-            assert size is not None
-            return index // size * size + int(self._permutation(0, index // size, size)[index % size])
-        n = sequence_count(len(self._tokens), length)
+        # Until all data is packed, the first epoch has no known end.
+        n = sequence_count(len(self._tokens), length) if self._progress.complete else sys.maxsize
         epoch, index = divmod(index, n)
         size = min(size or n, n)
         start = index // size * size
