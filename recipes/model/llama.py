@@ -82,4 +82,4 @@ class MoE(Llama):
             else ExpertBlock(self, ExpertFeedForward(self.dim, self.experts))
             for layer in range(self.n_layers)
         ]
-        return MoETransformer(self, seq_len, blocks, self.experts)
+        return MoETransformer(self, seq_len, blocks)

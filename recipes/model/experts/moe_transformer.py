@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshrunner.recipes.model.decoder import Decoder, Experts
+from meshrunner.recipes.model.decoder import Decoder
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.network import Initial, Loads, TruncatedNormal
 from meshrunner.recipes.model.transformer import Block, Transformer, in_compute_dtype
@@ -27,17 +27,17 @@ class MoETransformer(Transformer):
 
     expert_bias: Tensor
 
-    def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module], experts: Experts | None) -> None:
+    def __init__(self, config: Decoder, seq_len: int, blocks: Iterable[nn.Module]) -> None:
         """Build the network. A block with an `ExpertFeedForward` must have the same `forward` signature as `ExpertBlock`."""
         super().__init__(config, seq_len, blocks)
-        self.experts = experts
+        self.experts = config.routed
         self.rows: dict[int, int] = {}
         """Each expert block's row index in `expert_bias`, keyed by block number."""
         for number, block in enumerate(self.layers.values()):
             if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward):
                 self.rows[number] = len(self.rows)
-        if experts is not None:
-            self.register_buffer("expert_bias", torch.empty(len(self.rows), experts.number))
+        if self.experts is not None:
+            self.register_buffer("expert_bias", torch.empty(len(self.rows), self.experts.number))
 
     def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
         """Run some blocks. The balance loss changes the gradient, but not the result."""

@@ -118,7 +118,7 @@ class HybridTransformer(MoETransformer):
     config: Hybrid
 
     def __init__(self, config: Hybrid, seq_len: int) -> None:
-        super().__init__(config, seq_len, [BLOCKS[letter](config) for letter in config.pattern], config.experts)
+        super().__init__(config, seq_len, [BLOCKS[letter](config) for letter in config.pattern])
         self.mtp = nn.ModuleList(PredictionBlock(config) for _ in range(config.mtp.depth))
 
     def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
