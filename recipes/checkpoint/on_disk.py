@@ -156,32 +156,26 @@ def checkpoint_folders(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def good_checkpoints(folder: Path) -> tuple[list[StoredCheckpoint], list[str]]:
-    """Return the checkpoints in `folder` that `read_checkpoint` accepts, newest first, and a warning for each of the others."""
-    good, damaged = _read_all(folder)
-    return good, [f"skipping the checkpoint {path}: {error}" for path, error in damaged.items()]
-
-
-def _read_all(folder: Path) -> tuple[list[StoredCheckpoint], dict[Path, Damaged]]:
+def good_checkpoints(folder: Path, *, may_ignore: bool = True) -> tuple[list[StoredCheckpoint], list[str]]:
+    """Return the checkpoints in `folder` that `read_checkpoint` accepts, newest first, and a warning for each of the others.
+    If `may_ignore` is false, raise ConfigError if there are checkpoints in another format and no good checkpoint."""
     good, damaged = [], {}
     for path in checkpoint_folders(folder).values():
         try:
             good.append(read_checkpoint(path))
         except Damaged as error:
             damaged[path] = error
-    return good, damaged
+    for path, problem in damaged.items():
+        if isinstance(problem, OtherFormat) and not (good or may_ignore):  # starting again would lose this checkpoint
+            raise ConfigError(f"cannot continue from the checkpoint {path}: {problem}")
+    return good, [f"skipping the checkpoint {path}: {problem}" for path, problem in damaged.items()]
 
 
 def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
     """Return the good checkpoints in `own` (the run's `checkpoints` directory), newest first. If there are none, return those
     in `load`. Also return a warning for each damaged checkpoint. Raises ConfigError if `own` has checkpoints in another format
     and no good checkpoint, or if `load` is given and neither directory has a good checkpoint."""
-    found, damaged = _read_all(own) if own else ([], {})
-    if not found:
-        for path, error in damaged.items():
-            if isinstance(error, OtherFormat):  # starting again would lose this checkpoint
-                raise ConfigError(f"cannot continue from the checkpoint {path}: {error}")
-    warnings = [f"skipping the checkpoint {path}: {error}" for path, error in damaged.items()]
+    found, warnings = good_checkpoints(own, may_ignore=False) if own else ([], [])
     if found or load is None:
         return found, warnings
     path = Path(load).expanduser().absolute()
@@ -207,7 +201,7 @@ def publish(temporary: Path, final: Path, keep: int | None) -> None:
     if keep is None:
         return
     newest = int(final.name.removeprefix("step-"))
-    good = [each.path for each in _read_all(final.parent)[0] if each.record.step <= newest]
+    good = [each.path for each in good_checkpoints(final.parent)[0] if each.record.step <= newest]
     for step, path in checkpoint_folders(final.parent).items():
         if step < newest and path not in good[:keep]:
             remove_checkpoint(path)
