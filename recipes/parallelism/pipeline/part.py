@@ -27,13 +27,10 @@ class Part(nn.Module):
         self.blocks = {i: block for i, block in enumerate(network.block_names()) if f"{block}.".startswith(inside)}
         """Names of the blocks in this part, keyed by their number in the network."""
         for name in names:
-            *parents, own = name.split(".")
-            module: nn.Module = self
-            for parent in parents:
-                if not hasattr(module, parent):
-                    module.add_module(parent, nn.Module())
-                module = module.get_submodule(parent)
-            module.add_module(own, network.get_submodule(name))
+            stack, _, block = name.partition(".")
+            if block and not hasattr(self, stack):
+                self.add_module(stack, nn.Module())
+            self.set_submodule(name, network.get_submodule(name))
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return the result of `Network.forward_part` as a plain tensor that requires a gradient, which a schedule expects."""
