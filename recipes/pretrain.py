@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
 
@@ -27,6 +26,7 @@ from meshrunner.recipes.compile.cuda_graph import CapturedStep, Metrics
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Batches, Loader
 from meshrunner.recipes.determinism import compute_deterministically
+from meshrunner.recipes.loss.base import to_plain
 from meshrunner.recipes.meter import Meter
 from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, squared_norm
@@ -202,5 +202,5 @@ def backward(recipe: Recipe, model: nn.Module, batches: Batches) -> Tensor:
             with layout.computing(recipe.precision, total.device.type):
                 loss = model(*batch) / len(batches)
             loss.backward()
-        total += (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach()
+        total += to_plain(loss).detach()
     return total

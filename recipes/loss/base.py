@@ -25,6 +25,18 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
+def with_gradient_of(loss: Tensor, other: Tensor | None) -> Tensor:
+    """Return a 0-d tensor with the value of `loss`, but the gradient of `loss + other`."""
+    return loss if other is None else to_plain(loss) + (other - other.detach())
+
+
+def to_plain(loss: Tensor) -> Tensor:
+    """Return a loss as a plain tensor. The loss is a DTensor if the logits are split over the vocabulary."""
+    from torch.distributed.tensor import DTensor
+
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss
+
+
 class Loss(Option):
     """Base class of the `loss` options. All options compute the same loss, but differ in memory and speed."""
 

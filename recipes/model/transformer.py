@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshrunner.recipes.loss.base import with_gradient_of
 from meshrunner.recipes.model.network import ONES, Initial, Network, TruncatedNormal
 
 if TYPE_CHECKING:
@@ -188,15 +189,23 @@ class Transformer(Network):
         return self.forward_part(range(self.config.n_layers), tokens, targets)
 
     def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
+        """Run some blocks. The balance loss changes the gradient, but not the result."""
         rope = self.positions(x if targets is None else targets)
         if blocks.start == 0:
             x = in_compute_dtype(self.tok_embeddings(x))
-        for number in blocks:
-            x = self.layers[str(number)](x, rope)
+        x, balance = self.through_blocks(blocks, x, rope, count=targets is not None)
         if blocks.stop < self.config.n_layers:
             return x
         x = self.norm(x)
-        return self.output(x) if targets is None else self.loss(self.output, x, targets)
+        return self.output(x) if targets is None else with_gradient_of(self.loss(self.output, x, targets), balance)
+
+    def through_blocks(
+        self, blocks: range, x: Tensor, rope: Tensor | None, *, count: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the last block's output and the weighted balance loss (0-d or None). count: whether to count routed tokens."""
+        for number in blocks:
+            x = self.layers[str(number)](x, rope)
+        return x, None
 
     def stream_shape(self, batch: int, seq: int) -> tuple[int, ...]:
         return batch, seq, self.config.dim

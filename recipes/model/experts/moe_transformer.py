@@ -4,12 +4,11 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes.model.decoder import Decoder
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.network import Initial, Loads, TruncatedNormal
-from meshrunner.recipes.model.transformer import Block, Transformer, in_compute_dtype
+from meshrunner.recipes.model.transformer import Block, Transformer
 
 
 class ExpertBlock(Block):
@@ -39,23 +38,9 @@ class MoETransformer(Transformer):
         if self.experts is not None:
             self.register_buffer("expert_bias", torch.empty(len(self.rows), self.experts.number))
 
-    def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
-        """Run some blocks. The balance loss changes the gradient, but not the result."""
-        rope = self.positions(x if targets is None else targets)
-        if blocks.start == 0:
-            x = in_compute_dtype(self.tok_embeddings(x))
-        x, balance = self.through_blocks(blocks, x, rope, count=targets is not None)
-        if blocks.stop < self.config.n_layers:
-            return x
-        x = self.norm(x)
-        if targets is None:
-            return self.output(x)
-        return with_gradient_of(self.loss(self.output, x, targets), balance)
-
     def through_blocks(
         self, blocks: range, x: Tensor, rope: Tensor | None, *, count: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the last block's output and the weighted balance loss (0-d or None). count: whether to count routed tokens."""
         loads, balances = [], []
         for number in blocks:
             block = self.layers[str(number)]
@@ -105,13 +90,3 @@ class MoETransformer(Transformer):
             self.loads = Loads(self.expert_bias, self.experts.balance_rate if self.experts.balance == "bias" else 0.0)
             if self.experts.balance == "sequence_loss":
                 self.observed = {"experts/balance_loss": torch.zeros((), device=self.expert_bias.device)}
-
-
-def with_gradient_of(loss: Tensor, other: Tensor | None) -> Tensor:
-    """Return a 0-d tensor with the value of `loss`, but the gradient of `loss + other`."""
-    return loss if other is None else to_plain(loss) + (other - other.detach())
-
-
-def to_plain(loss: Tensor) -> Tensor:
-    """Return a loss as a plain tensor. The loss is a DTensor if the logits are split over the vocabulary."""
-    return loss.full_tensor() if isinstance(loss, DTensor) else loss

@@ -5,8 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
+from meshrunner.recipes.loss.base import to_plain, with_gradient_of
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
-from meshrunner.recipes.model.experts.moe_transformer import MoETransformer, to_plain, with_gradient_of
+from meshrunner.recipes.model.experts.moe_transformer import MoETransformer
 from meshrunner.recipes.model.hybrid.hybrid import Hybrid
 from meshrunner.recipes.model.hybrid.mamba import Mamba
 from meshrunner.recipes.model.network import ONES, ZEROS, Initial, InverseSoftplus, LogOfUniform, TruncatedNormal

@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from meshrunner.recipes.loss.base import to_plain
 from meshrunner.recipes.model.network import Network
 
 Computing = Callable[[], AbstractContextManager[None]]
@@ -36,8 +36,7 @@ class Part(nn.Module):
         """Return the result of `Network.forward_part` as a plain tensor that requires a gradient, which a schedule expects."""
         with self._computing():
             result = self._forward(x, targets)
-        if isinstance(result, DTensor):  # the loss of logits that are split over the vocabulary
-            result = result.full_tensor()
+        result = to_plain(result)
         if torch.is_grad_enabled() and not result.requires_grad:  # nothing up to here is trained
             result.requires_grad_()
         return result
