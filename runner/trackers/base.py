@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field, SerializeAsAny, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
 from meshrunner.recipes.option import Affects, Option, chosen
-from meshrunner.runner.rundir import StepRow
-from meshrunner.runner.trackers.description import RunRecord, SweepRecord
+
+if TYPE_CHECKING:
+    from meshrunner.runner.rundir import StepRow
+    from meshrunner.runner.trackers.description import RunRecord, SweepRecord
 
 
 class Sink(Protocol):

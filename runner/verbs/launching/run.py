@@ -7,9 +7,7 @@ from pathlib import Path
 from threading import Thread
 
 from meshrunner.runner.console import naming
-from meshrunner.runner.process.forkserver import warm
 from meshrunner.runner.process.receipt import record
-from meshrunner.runner.process.signals import hold_stop_requests
 
 HYDRA_QUERIES = ("--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i")
 
@@ -18,6 +16,9 @@ def run(arguments: list[str]) -> int:
     """Execute a run or sweep. If the configuration is invalid, raise ConfigError before any run starts."""
     asks = any(argument.startswith(HYDRA_QUERIES) for argument in arguments)
     if not asks:
+        from meshrunner.runner.process.forkserver import warm
+        from meshrunner.runner.process.signals import hold_stop_requests
+
         warm()  # start early: the forkserver imports torch while this process composes the configuration
         hold_stop_requests()
     gc.disable()  # imports create little garbage and compete with the forkserver for cores

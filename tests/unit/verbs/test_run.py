@@ -15,6 +15,7 @@ from meshrunner.runner.config import devices
 from meshrunner.runner.launch import execute
 from meshrunner.runner.launch.outcome import Outcome
 from meshrunner.runner.predict import Forecast, Verdict
+from meshrunner.runner.process import forkserver
 from meshrunner.runner.rundir import PlanRecord, Summary, read_state
 from meshrunner.runner.rundir.files import PLAN, SUMMARY
 from meshrunner.runner.sweep import preflight
@@ -54,14 +55,14 @@ def test_workers_on_gpus_do_not_wait_for_the_prediction(
         prediction.join(20)
         return 0
 
-    monkeypatch.setattr(verb, "warm", lambda variables=None: done.append(f"warm {variables}"))
+    monkeypatch.setattr(forkserver, "warm", lambda variables=None: done.append(f"warm {variables}"))
     monkeypatch.setattr(preflight, "save_prediction", predict)
     monkeypatch.setattr(verb, "execute_and_report", train)
     monkeypatch.setattr(devices, "expected_device_type", lambda _: kind)
     overrides = ("steps=7", "launch.workers=3", "launch.env.A=1", f"hydra.run.dir={tmp_path / 'run'}")
     assert verb.run([*overrides]) == 0
-    forkserver = ["warm None", "warm {'A': '1'}"]
-    assert done == forkserver + (["started", "predicted"] if kind == "cuda" else ["predicted", "started"])
+    warmed = ["warm None", "warm {'A': '1'}"]
+    assert done == warmed + (["started", "predicted"] if kind == "cuda" else ["predicted", "started"])
 
 
 def test_the_summary_waits_for_the_prediction(tmp_path: Path) -> None:
