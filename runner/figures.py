@@ -124,7 +124,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/tokens_per_cpu_s_error", "", "", NUMBER, "once", "",
            "relative standard error of `perf/tokens_per_cpu_s_median`, computed like `perf/wps_error`"),
     Figure("perf/joules_per_token", "J", "joules per token", NUMBER, "median", "median",
-           "energy that all GPUs used between two readings of metrics / tokens in this time, as counted by NVML. Saving "
+           "energy that NVML counts on all GPUs between two readings of metrics, divided by the tokens of that time. Saving "
            "checkpoints does not count. Unknown on CPUs, on MIG slices and for emulated ranks"),
     Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s",
            higher_is_better=True),

@@ -168,8 +168,8 @@ ROWS = [
         when=lambda r, p, d: d.context > 1 and r.seq_len % p.sequence_pieces > 0,
         where="seq_len",
         reason=(
-            "each sequence is cut into N equal pieces, where N is context (ulysses) or 2 x context (allgather), "
-            "multiplied by tensor if sequence_parallel=true"
+            "each sequence is cut into N equal pieces: N = context for ulysses, 2 x context for allgather; "
+            "with sequence_parallel=true, N is also multiplied by tensor"
         ),
         instead="a seq_len that is a multiple of N",
     ),

@@ -141,7 +141,7 @@ _COMMANDS = (
         "record exact facts about a configuration, or check them",
         own_options=(
             Flag("--check", "derive the facts in the lock file again, and exit with 3 if one changed", exclusive=True),
-            Flag("--update", "derive the facts again and accept all changes", exclusive=True),
+            Flag("--update", "derive the facts again and write them to the lock file", exclusive=True),
             Flag("--losses", "also train N steps on CPUs and record the losses bit for bit", "N", "number"),
             Flag("--file", "the lock file; default: meshrunner.lock.json", "FILE", "file"),
             MULTIRUN,
@@ -189,7 +189,10 @@ _COMMANDS = (
                 "RULE",
                 repeats=True,
             ),
-            Flag("--history", "print a line per configuration and commit, or date, of all runs below DIR"),
+            Flag(
+                "--history",
+                "print the history of all runs below DIR: per configuration, one line for each commit or date",
+            ),
             Flag("--why", "explain the difference between each row and its baseline, as `meshrunner why` does"),
             Flag("--strict", "with --fail-if: also exit with 3 if a rule cannot be decided"),
             Flag("--markdown", "print the table for a pull request", exclusive=True),
@@ -212,7 +215,7 @@ _COMMANDS = (
         "explain the difference in speed and memory between two runs",
         (
             Argument("baseline", "BASELINE", "a run directory; to name a row of a sweep, give any run of this row"),
-            Argument("row", "RUN", "the run directory to compare; default: the prediction of BASELINE", "optional"),
+            Argument("row", "RUN", "the run directory to compare; default: the prediction for BASELINE", "optional"),
         ),
         (Flag("--json", "print a JSON object with the explanation and all lines of its tables"),),
         description="Runs with sweep.explain=true are explained from a trace of their last steps, others from predictions.",
@@ -244,7 +247,7 @@ _COMMANDS = (
     ),
     Command(
         "records/cancel",
-        "stop running and waiting runs, here and in SLURM's queue",
+        "cancel runs that are running or waiting, here and in SLURM's queue",
         (DIRECTORY,),
         description="Waiting runs stay pending and running runs become interrupted. `resume DIR` continues both.",
         examples=("cancel sweeps/layouts",),

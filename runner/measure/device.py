@@ -138,7 +138,7 @@ def _cached_peak(rate: str, context: WorkerContext) -> float:
 
 
 def peak_remark(device_type: str, rate: str, context: WorkerContext) -> str:
-    """Return the reason why MFU is unknown in steps that exceeded the peak FLOP/s. On a CPU, measure the peak again."""
+    """Return the reason why MFU is unknown in steps that exceeded the peak FLOP/s. On a CPU, first measure the peak again."""
     if device_type == "cpu":
         return measured_peak(rate, context)[1]
     return f"MFU is unknown in steps whose FLOP/s exceeded the {rate} peak of this device; check hardware.peak.{rate}"

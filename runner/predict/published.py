@@ -12,7 +12,7 @@ from meshrunner.runner.console import counted
 from meshrunner.runner.rundir import parse_yaml
 
 CUDNN_UNKNOWN = (
-    ". hardware.efficiency describes FlashAttention, but torch uses cuDNN's attention on this device, which may be faster. "
+    ". hardware.efficiency describes FlashAttention, but on this device, torch uses cuDNN's attention, which may be faster. "
     "Attention's share of the step time is therefore added to the error of the predicted speed. `meshrunner calibrate` "
     "fits the rates to measured runs"
 )

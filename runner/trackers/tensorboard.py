@@ -17,7 +17,7 @@ from meshrunner.runner.trackers.description import RunRecord, settings
 VERBATIM = "    "
 """Indentation that makes Markdown show a line unchanged."""
 NO_CHART = ("step", "attempt", "time", "profiled")
-"""Keys of a row of events.jsonl for which no curve is drawn. `time` is the wall time of the row's point in every curve."""
+"""Keys of a row of events.jsonl for which no curve is drawn. TensorBoard stores `time` with each point of every curve."""
 
 
 class TensorBoard(Tracker):

@@ -19,7 +19,7 @@ from meshrunner.runner.rundir.files import is_run
 from meshrunner.runner.sweep.combinations import varying
 
 NewReferee = Callable[[Variant, Variant], Referee]
-"""Makes a referee of the good and the bad variant, with the settings of the command line."""
+"""Creates the referee that tells the good variant from the bad one, with the settings of the command line."""
 
 
 def bisect(arguments: list[str]) -> int:

@@ -142,12 +142,12 @@ def test_all_problems_are_listed_together() -> None:
         (
             ["parallelism.context=2", "seq_len=254"],
             2,
-            "each sequence is cut into N equal pieces, where N is context (ulysses) or 2 x context (allgather)",
+            "each sequence is cut into N equal pieces: N = context for ulysses, 2 x context for allgather",
         ),
         (
             ["parallelism.context=2", "parallelism.tensor=2", "seq_len=252"],
             4,
-            "multiplied by tensor if sequence_parallel=true; use a seq_len that is a multiple of N",
+            "N is also multiplied by tensor; use a seq_len that is a multiple of N",
         ),
         (
             ["parallelism.context=3", "parallelism.context_method=ulysses", "seq_len=255"],
