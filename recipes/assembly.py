@@ -31,6 +31,8 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
     # 1. Build on the meta device, where any model fits. Float8 replaces linear layers before anything refers to them.
     network = recipe.model.on_meta(recipe.seq_len)
     recipe.precision.convert(network, layout.tensor)
+    if recipe.data.separates_documents:
+        network.document_end = 0  # any token: `prepare` sets the right one, which tracing on meta does not need
     # 2. Context, tensor or expert parallelism. Their plans use module names, which later wrappers change.
     if layout.context > 1:
         split_sequences(network, context_group(mesh, layout), layout.context_method, recipe.seq_len)

@@ -85,7 +85,10 @@ def prepare(
     saver = recipe.checkpoint.saver(checkpoints, training) if checkpoints is not None else None
     # 7. The loader comes last, because its thread starts to read batches at once.
     meter.doing("opening the data")
-    sequences = recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed))
+    spec, network = DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed), network_of(model)
+    sequences = recipe.data.open(spec)
+    if recipe.data.separates_documents:
+        network.document_end = recipe.data.document_end(spec)
     loader = Loader(
         sequences,
         global_batch=global_batch,
@@ -93,7 +96,7 @@ def prepare(
         rank=place(mesh, degrees)[0],
         ranks=degrees.data,
         device=device,
-        own=network_of(model).own,
+        own=network.own,
         first=consumed.sequences,
     )
     meter.started(device=device, params=parameters, describe_data=sequences.describe)

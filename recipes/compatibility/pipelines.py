@@ -48,6 +48,12 @@ ROWS = [
         instead="model.tie_embeddings=false, or parallelism.pipeline=1",
     ),
     Conflict(
+        when=lambda r, p, d: p.pipeline > 1 and r.data.separates_documents,
+        where="data.documents",
+        reason="attention within documents needs the tokens, which only the first pipeline stage gets",
+        instead="data.documents=joined, or parallelism.pipeline=1",
+    ),
+    Conflict(
         when=lambda r, p, d: p.pipeline > 1 and r.compile.cuda_graph,
         where="compile.cuda_graph",
         reason="a pipeline waits for other devices in every step, which a CUDA graph cannot capture",

@@ -174,6 +174,12 @@ ROWS = [
         instead="a seq_len that is a multiple of N",
     ),
     Conflict(
+        when=lambda r, p, d: d.context > 1 and r.data.separates_documents,
+        where="data.documents",
+        reason="a device that holds a part of each sequence does not know where the documents of the other parts end",
+        instead="data.documents=joined, or parallelism.context=1",
+    ),
+    Conflict(
         when=lambda r, p, d: p.expert > 1 and not isinstance(p, FSDP2),
         where="parallelism.expert",
         reason="only FSDP2 can shard a unit's experts over different devices than the rest of the unit",

@@ -34,7 +34,8 @@ class Sequences(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return a description of the data for the run record, as JSON values. Keys include `tokenizer_hash`, `corpus_hash` (of
-        all packed text) and `beginning_hash` (of the first tokens, which are always packed before training begins)."""
+        all packed text), `beginning_hash` (of the first tokens, which are always packed before training begins), and
+        `document_length` (mean over tokens of the number of tokens in their document, if documents are separate)."""
 
 
 def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -61,6 +62,17 @@ class Data(Option):
     def local_path(self) -> str | None:
         """File, directory or glob pattern that every node must be able to read. None if the option reads no local files."""
         return None
+
+    @property
+    def separates_documents(self) -> bool:
+        """Whether a token attends only to tokens of its own document. If so, `document_end` must return a token."""
+        return False
+
+    def document_end(self, spec: DataSpec) -> int:
+        """Return the token that ends each document. Every worker calls this method after `open` if documents are separate."""
+        raise NotImplementedError(
+            f"{type(self).__name__} separates documents and therefore needs a method `document_end`"
+        )
 
     def prepare(self, spec: DataSpec) -> bool:
         """Return whether `produce` must run. Raises ConfigError if the data is unusable or does not fit the model."""

@@ -32,7 +32,7 @@ class HuggingFace(PackedText):
         parts = {"name": self.name, "subset": self.subset, "split": self.split, "revision": self.revision}
         return {"hub": parts, "field": self.field}
 
-    def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
+    def read_documents(self, position: Position) -> Iterator[tuple[str, Position]]:
         from tqdm import tqdm
 
         # A killed producer would leak tqdm's default lock, a semaphore, and multiprocessing would warn.

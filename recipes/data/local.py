@@ -68,7 +68,7 @@ class LocalText(PackedText):
         files = [(name, status.st_size, status.st_mtime_ns) for name, status in found]
         return {"files": files, "field": self.field, "format": self.suffixes[0]}
 
-    def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
+    def read_documents(self, position: Position) -> Iterator[tuple[str, Position]]:
         names = self.files()
         self.check_files(names)
         first, skipped = position.get("file", 0), position.get("rows", 0)

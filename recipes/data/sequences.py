@@ -27,10 +27,11 @@ class PackedSequences:
     tokens[k * L : k * L + L + 1] with L = seq_len. The second epoch cannot begin before all data is packed.
     """
 
-    def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None) -> None:
+    def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None, *, separate: bool = False) -> None:
+        """separate: whether attention is limited to documents, so that `describe` must measure the documents."""
         self.entry = entry
         self.spec = spec
-        self.shuffle = shuffle
+        self.shuffle, self.separate = shuffle, separate
         self._progress = PackProgress()
         self._tokens: NDArray[np.unsignedinteger[Any]] = np.empty(0, np.uint16)
 
@@ -54,10 +55,10 @@ class PackedSequences:
         block = progress.tokens if self.shuffle is None else self.shuffle * self.spec.seq_len + 1
         with self.entry.tokens.open("rb") as file:
             size = min(progress.tokens, block, HASHED_TOKENS) * progress.itemsize
-            beginning = hashlib.blake2b(file.read(size), digest_size=16)
-        return {
+            beginning = file.read(size)
+        described = {
             "corpus_hash": progress.corpus,
-            "beginning_hash": beginning.hexdigest(),
+            "beginning_hash": hashlib.blake2b(beginning, digest_size=16).hexdigest(),
             "tokens": progress.tokens,
             "documents": progress.documents,
             "empty_documents": progress.empty,
@@ -67,6 +68,10 @@ class PackedSequences:
             "tokenizer_vocab": progress.vocab,
             "shuffle": self.shuffle,
         }
+        if self.separate:
+            tokens = np.frombuffer(beginning, progress.dtype)
+            described["document_length"] = mean_length(tokens, self.entry.document_end(), self.spec.seq_len)
+        return described
 
     def _position(self, index: int) -> int:
         """Wait for the block of sequence `index` (counted over all epochs) and return the sequence's number before shuffling."""
@@ -103,3 +108,13 @@ class PackedSequences:
         check_length(progress, self.spec.seq_len)
         self._progress = progress
         self._tokens = np.memmap(self.entry.tokens, dtype=progress.dtype, mode="r", shape=(progress.tokens,))
+
+
+def mean_length(tokens: NDArray[np.unsignedinteger[Any]], end: int, seq_len: int) -> float:
+    """Return the mean over all tokens of the length of the token's document. A document is cut where a sequence ends. end: the
+    last token of every document."""
+    length = min(seq_len, len(tokens))
+    tokens = tokens[: len(tokens) // length * length]
+    places = np.arange(1, len(tokens) + 1)
+    lengths = np.diff(places[(tokens == end) | (places % length == 0)], prepend=0)
+    return float((lengths**2).sum() / len(tokens))

@@ -29,7 +29,7 @@ class Stdlib(PackedText):
         files = [] if self.text == "prose" else library_files()
         return {"stdlib": self.text, "python": sys.version, "files": files}
 
-    def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
+    def read_documents(self, position: Position) -> Iterator[tuple[str, Position]]:
         before = position.get("read", 0)
         for read, text in enumerate(islice(self._texts(every=1), before, None), start=before + 1):
             yield text, {"read": read}

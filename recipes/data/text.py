@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from meshrunner.recipes.data import tokenizer as tokenizers
 from meshrunner.recipes.data.base import Data, DataSpec, Sequences
@@ -42,14 +42,30 @@ class PackedText(Data):
     """Vocabulary size if `tokenizer` is null; a short text may yield a smaller one. auto: model.vocab_size, at most 32000."""
     shuffle: Annotated[int | None, whole(None)]
     """Sequences per block. Each block is shuffled separately. 1: file order; null: one block with all data."""
+    documents: Literal["joined", "separate"] = "joined"
+    """Attention across documents. joined: a token attends to all earlier tokens of its sequence; separate: only to tokens of its
+    own document, and positions start at 0 in each document."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if callable(method := vars(cls).get("documents")):  # in user classes, a method may have the name of the key
+            cls.read_documents = method  # type: ignore[method-assign]
+            del cls.documents
 
     @abstractmethod
     def source(self) -> dict[str, Any]:
         """Return JSON values that identify the text without reading all of it. Raises ConfigError if the text is missing."""
 
     @abstractmethod
-    def documents(self, position: Position) -> Iterator[tuple[str, Position]]:
+    def read_documents(self, position: Position) -> Iterator[tuple[str, Position]]:
         """Yield (document, position after it) for all documents after `position`. Raises ConfigError if one is unreadable."""
+
+    @property
+    def separates_documents(self) -> bool:
+        return self.documents == "separate"
+
+    def document_end(self, spec: DataSpec) -> int:
+        return self.entry(spec).document_end()
 
     def no_text_message(self) -> str:
         return "data: the source contains no text; choose another source"
@@ -57,7 +73,7 @@ class PackedText(Data):
     def sample(self) -> Iterator[str]:
         """Yield the texts on which to train a tokenizer."""
         size = 0
-        for text, _ in self.documents({}):
+        for text, _ in self.read_documents({}):
             yield text
             size += len(text)
             if size >= SAMPLE_CHARACTERS:
@@ -105,7 +121,7 @@ class PackedText(Data):
     def open(self, spec: DataSpec) -> Sequences:
         from meshrunner.recipes.data.sequences import PackedSequences
 
-        return PackedSequences(self.entry(spec), spec, self.shuffle)
+        return PackedSequences(self.entry(spec), spec, self.shuffle, separate=self.separates_documents)
 
     def entry(self, spec: DataSpec) -> CacheEntry:
         identity: dict[str, Any] = {"source": self.source()}
@@ -156,7 +172,7 @@ class PackedText(Data):
             entry.write(progress)
             if not progress.complete:
                 tokenizer = tokenizers.load_tokenizer(entry.tokenizer.read_bytes(), str(entry.tokenizer))
-                documents = self.documents(progress.state)
+                documents = self.read_documents(progress.state)
                 progress = pack(entry, documents, tokenizer, progress, 1 if self.background else -1)
         except OSError as error:
             raise ConfigError(

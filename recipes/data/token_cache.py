@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from meshrunner.recipes.data.tokenizer import load_tokenizer
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import cache_dir, checksum, replace_file
 
@@ -66,6 +67,10 @@ class CacheEntry:
         self.tokenizer = self.folder / "tokenizer.model"
         self.tokens = self.folder / "tokens.bin"
         self._progress = self.folder / "progress.json"
+
+    def document_end(self) -> int:
+        """Return the end-of-sentence token, which ends each document."""
+        return load_tokenizer(self.tokenizer.read_bytes(), str(self.tokenizer)).eos_id()
 
     def read(self) -> PackProgress | None:
         """Return the progress record, or None if it is missing or damaged."""

@@ -32,6 +32,11 @@ class Flops(NamedTuple):
     attention: int
     """Part of `total` that grows with the sequence length: the matmuls query x key and score x value."""
 
+    def within(self, length: float, seq_len: int) -> Flops:
+        """Return the FLOPs for attention within documents. length: mean over tokens of the length of their document."""
+        attention = round(self.attention * length / seq_len)
+        return Flops(self.total - self.attention + attention, attention)
+
 
 class Model(Option):
     """A language model."""
@@ -84,6 +89,10 @@ class Model(Option):
     def context_problems(self, context: int, tensor: int, method: str) -> list[str]:
         """Return the reasons why `context` devices (more than 1) cannot divide this model's sequences, or [] if they can."""
         return ["parallelism.context: this model cannot split sequences over devices; use parallelism.context=1"]
+
+    def document_problems(self) -> list[str]:
+        """Return the reasons why this model cannot keep the documents of a sequence separate, or [] if it can."""
+        return ["data.documents: this model cannot separate documents; use data.documents=joined"]
 
     def pipeline_problems(self) -> list[str]:
         """Return the reasons why this model cannot be cut into pipeline stages, or [] if it can."""

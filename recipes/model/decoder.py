@@ -167,6 +167,9 @@ class Decoder(Model):
             found[int(rest.partition(".")[0]) if stack == "layers" else -1] += flops.total
         return found
 
+    def document_problems(self) -> list[str]:
+        return []
+
     def pipeline_problems(self) -> list[str]:
         if self.routed is None or self.routed.balance != "sequence_loss":
             return []

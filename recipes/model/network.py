@@ -32,6 +32,8 @@ class Network(nn.Module):
     """Counter of the tokens routed to each expert since the last optimizer step; None if the network has no experts."""
     expert_mesh: DeviceMesh | None = None
     """Mesh with dimensions `expert_shard` and `expert`; None unless experts are distributed over several devices."""
+    document_end: int | None = None
+    """Token that ends each document, if tokens attend only to their own document; None if they attend to all earlier tokens."""
     pipeline: Any = None
     """The `Pipeline` that trains this rank's stages; None unless the network is cut into stages."""
     observed: Mapping[str, Tensor] = MappingProxyType({})

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from meshrunner.recipes.loss.base import with_gradient_of
+from meshrunner.recipes.model.documents import Documents, Rope, find_documents
 from meshrunner.recipes.model.network import ONES, Initial, Network, TruncatedNormal
 
 if TYPE_CHECKING:
@@ -81,17 +82,18 @@ def rope_table(head_dim: int, seq_len: int, theta: float, scaling: RopeScaling |
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """Rotate elements i and i + head_dim / 2 of each head by their angle at the token's position (Su et al. 2021), in fp32. The
     transformers library pairs the same elements. Llama's original code pairs adjacent elements, which is equivalent if the rows
-    of the query and key weights are reordered. x: [batch, seq, heads, head_dim]; rope: from `rope_table`."""
-    cos, sin = rope.unsqueeze(1).unbind(2)
+    of the query and key weights are reordered. x: [batch, seq, heads, head_dim]; rope: rows of `rope_table`, [seq, 2, head_dim]
+    or [batch, seq, 2, head_dim]."""
+    cos, sin = rope.unsqueeze(-3).unbind(-2)
     swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)
     return torch.addcmul(x * cos, swapped, sin).type_as(x)
 
 
-def lacks_grouped_kernel(query: Tensor) -> bool:
+def lacks_grouped_kernel(query: Tensor, masked: bool) -> bool:
     """Whether torch lacks a fused grouped-query attention kernel for `query`. torch's fallback stores full score matrices."""
-    # Flash and cuDNN attention need 16 bits, and memory-efficient attention needs as many key heads as query heads
-    # (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
-    return query.is_cuda and query.dtype == torch.float32
+    # Flash and cuDNN attention need 16 bits, flash attention takes no mask, and memory-efficient attention needs as many key
+    # heads as query heads (`can_use_mem_efficient_attention` in torch's sdp_utils.cpp, up to 2.13).
+    return query.is_cuda and (masked or query.dtype == torch.float32)
 
 
 class Attention(nn.Module):
@@ -110,19 +112,21 @@ class Attention(nn.Module):
         self.wv = nn.Linear(config.dim, kv_dim, bias=False)
         self.wo = nn.Linear(q_dim, config.dim, bias=False)
 
-    def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
-        """Attend within each sequence. x: [batch, seq, dim]. rope: from `rope_table`, or None for no position encoding."""
+    def forward(self, x: Tensor, rope: Rope) -> Tensor:
+        """Attend within each sequence, or within each document if `rope` has documents. x: [batch, seq, dim]."""
+        rope, mask = rope if isinstance(rope, Documents) else (rope, None)
         # [batch, seq, dim] -> [batch, seq, heads, head_dim]. -1, because a tensor-parallel rank has only some heads.
         q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [batch, heads, seq, head_dim]
         grouped = self.queries_per_key > 1
-        if grouped and lacks_grouped_kernel(q):
+        if grouped and lacks_grouped_kernel(q, mask is not None):
             k, v = (t.repeat_interleave(self.queries_per_key, dim=1) for t in (k, v))
             grouped = False
         if self.context is None:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+            is_causal = mask is None
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped)
         else:
             out = self.context.attend(q, k, v, grouped=grouped)
         return self.wo(out.transpose(1, 2).flatten(2))  # [batch, seq, dim]
@@ -161,7 +165,7 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = feed_forward
 
-    def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rope)
         return x + self.feed_forward(self.ffn_norm(x))
 
@@ -190,18 +194,17 @@ class Transformer(Network):
 
     def forward_part(self, blocks: range, x: Tensor, targets: Tensor | None) -> Tensor:
         """Run some blocks. The balance loss changes the gradient, but not the result."""
-        rope = self.positions(x if targets is None else targets)
-        if blocks.start == 0:
+        tokens, is_first = x, blocks.start == 0
+        if is_first:
             x = in_compute_dtype(self.tok_embeddings(x))
+        rope = self.positions(tokens if is_first or targets is None else targets, x.dtype)
         x, balance = self.through_blocks(blocks, x, rope, count=targets is not None)
         if blocks.stop < self.config.n_layers:
             return x
         x = self.norm(x)
         return self.output(x) if targets is None else with_gradient_of(self.loss(self.output, x, targets), balance)
 
-    def through_blocks(
-        self, blocks: range, x: Tensor, rope: Tensor | None, *, count: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def through_blocks(self, blocks: range, x: Tensor, rope: Rope, *, count: bool) -> tuple[Tensor, Tensor | None]:
         """Return the last block's output and the weighted balance loss (0-d or None). count: whether to count routed tokens."""
         for number in blocks:
             x = self.layers[str(number)](x, rope)
@@ -210,12 +213,11 @@ class Transformer(Network):
     def stream_shape(self, batch: int, seq: int) -> tuple[int, ...]:
         return batch, seq, self.config.dim
 
-    def positions(self, tokens: Tensor) -> Tensor | None:
-        """Return the rotary table's rows for the tokens' positions, [seq, 2, head_dim]; None if positions are not encoded."""
-        if self.config.rope_theta is None:
-            return None
-        assert self.rope is not None, "reset_buffers was not called"
-        return self.rope[: tokens.shape[1]]
+    def positions(self, tokens: Tensor, dtype: torch.dtype) -> Rope:
+        """Return the positions of tokens, [batch, seq], with their documents if documents are separate. dtype: compute dtype."""
+        assert self.rope is not None or self.config.rope_theta is None, "reset_buffers was not called"
+        rope = None if self.rope is None else self.rope[: tokens.shape[1]]
+        return rope if self.document_end is None else find_documents(tokens, self.document_end, rope, dtype)
 
     def tensor_plan(self, sequence_parallel: bool, loss_parallel: bool) -> TensorPlan:
         """Return the plan that splits the vocabulary and every module that has a method `styles`."""

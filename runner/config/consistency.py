@@ -21,6 +21,8 @@ def fit(experiment: Experiment, workers: int) -> None:
     found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
     if layout.context > 1:
         found += experiment.model.context_problems(layout.context, layout.tensor, layout.context_method)
+    if experiment.data.separates_documents:
+        found += experiment.model.document_problems()
     found += experiment.model.alignment_problems(layout.tensor, element_bytes) + layout.problems()
     found += experiment.activation_checkpoint.problems() + experiment.compile.problems()
     found += experiment.profiler.problems(experiment.profiled, experiment.launch.nodes * workers)

@@ -72,7 +72,10 @@ class RunMeter:
         peak, facts = peak_flops(self.experiment, device, self.context)
         self.peak_rate = str(facts.get("peak_rate"))
         attempt, ranks, model = self.context.attempt, self.context.world_size, self.experiment.model
+        data = describe_data() if self.context.records else {}
         flops = model.flops_per_token(self.experiment.seq_len)
+        if (length := data.get("document_length")) is not None:
+            flops = flops.within(length, self.experiment.seq_len)
         self.rows = Rows(attempt, ranks, device.type, *flops, peak, self.tokens_before)
         if self.context.records:
             layout = {"device": facts["device"], "world_size": ranks}
@@ -84,7 +87,7 @@ class RunMeter:
                 "model/flops_per_token": flops.total,
                 "world_size": ranks,
                 "device_memory_gib": self.device.total_gib,
-                "data": describe_data(),
+                "data": data,
             }
             self._add_to_summary(facts | self._pipeline_facts())
         self.profiler.started(device, self.resumed_at)

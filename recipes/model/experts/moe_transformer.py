@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from meshrunner.recipes.model.decoder import Decoder
+from meshrunner.recipes.model.documents import Rope
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.network import Initial, Loads, TruncatedNormal
 from meshrunner.recipes.model.transformer import Block, Transformer
@@ -14,7 +15,7 @@ from meshrunner.recipes.model.transformer import Block, Transformer
 class ExpertBlock(Block):
     """A Llama block with experts in place of the feed-forward network."""
 
-    def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor, rope: Rope, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """Return the block's output; the tokens per expert, [experts]; and the balance loss, 0-d. bias: see `Router.forward`."""
         x = x + self.attention(self.attention_norm(x), rope)
         y, load, balance = self.feed_forward(self.ffn_norm(x), bias)
@@ -38,9 +39,7 @@ class MoETransformer(Transformer):
         if self.experts is not None:
             self.register_buffer("expert_bias", torch.empty(len(self.rows), self.experts.number))
 
-    def through_blocks(
-        self, blocks: range, x: Tensor, rope: Tensor | None, *, count: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def through_blocks(self, blocks: range, x: Tensor, rope: Rope, *, count: bool) -> tuple[Tensor, Tensor | None]:
         loads, balances = [], []
         for number in blocks:
             block = self.layers[str(number)]

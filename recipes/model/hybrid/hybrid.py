@@ -183,6 +183,11 @@ class Hybrid(Decoder):
             return 0
         return 7 * self.mamba.inner * self.mamba.state
 
+    def document_problems(self) -> list[str]:
+        state, ahead = "the state of Mamba-2 blocks", "multi-token prediction"
+        crossing = [state] * (self.mamba is not None) + [ahead] * (self.mtp.depth > 0)
+        return [f"data.documents: {each} crosses the ends of documents; use data.documents=joined" for each in crossing]
+
     def split_keys(self) -> list[str]:
         predicts = self.mtp.depth > 0
         keys = super().split_keys() if predicts or "*" in self.pattern else []

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 from meshrunner.recipes.loss.base import to_plain, with_gradient_of
+from meshrunner.recipes.model.documents import Rope
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.experts.moe_transformer import MoETransformer
 from meshrunner.recipes.model.hybrid.hybrid import Hybrid
@@ -45,7 +46,7 @@ class MambaBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.mamba = Mamba(config.dim, config.mamba, config.norm_eps)
 
-    def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope) -> Tensor:
         return x + self.mamba(self.norm(x))
 
 
@@ -57,7 +58,7 @@ class AttentionBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config)
 
-    def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope) -> Tensor:
         return x + self.attention(self.norm(x), rope)
 
 
@@ -69,7 +70,7 @@ class FeedForwardBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = feed_forward(config)
 
-    def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope) -> Tensor:
         return x + self.feed_forward(self.norm(x))
 
 
@@ -82,7 +83,7 @@ class ExpertsBlock(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = ExpertFeedForward(config.dim, config.experts)
 
-    def forward(self, x: Tensor, rope: Tensor | None, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, rope: Rope, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y, load, balance = self.feed_forward(self.norm(x), bias)
         return x + y, load, balance
 
@@ -98,7 +99,7 @@ class PredictionBlock(nn.Module):
         self.block = Block(config, feed_forward(config))
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
-    def forward(self, x: Tensor, token: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, token: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         """Return the new stream and its normalised copy for `output`. x: residual stream; token: embeddings of the previous
         prediction's targets. Shapes: [batch, seq, dim]."""
         x = self.join(torch.cat((self.stream_norm(x), self.token_norm(token)), -1))  # [batch, seq, 2 dim] -> [.., dim]
@@ -126,15 +127,16 @@ class HybridTransformer(MoETransformer):
         """Run some blocks. Balance and multi-token losses change the gradients, but not the result. With multi-token prediction,
         embeddings of shifted targets are appended to the residual stream: [(1 + depth) x batch, seq, dim]. The first pipeline
         stage looks up these embeddings, and the last stage uses them."""
-        rope, rows = self.positions(x if targets is None else targets), [x]
+        tokens, is_first, rows = x, blocks.start == 0, [x]
         if targets is not None:
             all_targets = self.whole(targets, 1) if self.config.mtp.depth else targets
             rows += [self.own(all_targets.roll(-ahead, 1), 1) for ahead in range(self.config.mtp.depth)]
             # `targets` is a slice of longer sequences and therefore not contiguous, but the shifted targets
             # are contiguous. If all targets are contiguous, the loss is compiled only once.
             targets = targets.clone(memory_format=torch.contiguous_format)
-        if blocks.start == 0:  # one lookup for all rows, so that FSDP gathers the table once
+        if is_first:  # one lookup for all rows, so that FSDP gathers the table once
             x = in_compute_dtype(self.tok_embeddings(torch.cat(rows)))
+        rope = self.positions(tokens if is_first or targets is None else targets, x.dtype)
         x, *between = x.chunk(len(rows))
         x, balance = self.through_blocks(blocks, x, rope, count=targets is not None)
         if blocks.stop < self.config.n_layers:

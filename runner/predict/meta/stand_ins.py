@@ -135,9 +135,9 @@ def sharding_propagation(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def grouped_attention(in_torch: Replacements, recorder: Recorder) -> None:
-    """Repeat keys and values in fp32 grouped-query attention on GPUs, because torch has no grouped fp32 kernel for GPUs."""
+    """Repeat keys and values in grouped-query attention wherever `lacks_grouped_kernel` would be true on GPUs."""
     if not recorder.on_host:
-        in_torch.replace(transformer, "lacks_grouped_kernel", lambda query: query.dtype == torch.float32)
+        in_torch.replace(transformer, "lacks_grouped_kernel", lambda q, masked: masked or q.dtype == torch.float32)
 
 
 def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:

@@ -82,10 +82,11 @@ def _facts(experiment: Experiment, network: Network, degrees: Degrees) -> Table:
     if inactive := experiment.model.inactive_parameters():
         counts.append(f"{parameters - inactive:,} active per token")
     flops = experiment.model.flops_per_token(experiment.seq_len)
+    whole = " (if documents fill whole sequences)" * experiment.data.separates_documents
     global_batch, micro_batches = experiment.accumulation(degrees.data)
     rows = [
         ("parameters", ", ".join(counts)),
-        ("FLOPs per token", f"{flops.total:,}, of which attention {flops.attention:,}"),
+        ("FLOPs per token", f"{flops.total:,}, of which attention {flops.attention:,}{whole}"),
         ("precision", experiment.precision.kind + _lowered(experiment, network)),
         ("mesh", _mesh(mesh_dims(degrees))),
     ]
