@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrunner.recipes.data.text import PackedText, Position, text_in
+from meshrunner.recipes.data.text import Position, SeparableText, text_in
 from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
 
 
-class HuggingFace(PackedText):
+class HuggingFace(SeparableText):
     """One split of a data set on the hub. Rows are read in order. Text is downloaded once, and its tokens are cached."""
 
     name: str

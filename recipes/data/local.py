@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError, from_json
 
-from meshrunner.recipes.data.text import PackedText, Position, missing_column, text_in
+from meshrunner.recipes.data.text import Position, SeparableText, missing_column, text_in
 from meshrunner.recipes.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def _not_missing(value: Any) -> Any:
     return value
 
 
-class LocalText(PackedText):
+class LocalText(SeparableText):
     """Base class of the options that read local files."""
 
     suffixes: ClassVar[tuple[str, ...]]

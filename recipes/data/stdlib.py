@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from meshrunner.recipes.data.text import PackedText, Position
+from meshrunner.recipes.data.text import Position, SeparableText
 from meshrunner.recipes.errors import ConfigError
 
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
@@ -17,7 +17,7 @@ SAMPLE_BYTES = 1_000_000
 """Approximate bytes of source code on which the tokenizer is trained, in addition to all help texts."""
 
 
-class Stdlib(PackedText):
+class Stdlib(SeparableText):
     """The default data: Python's help texts and library sources, 12 MB. Packing the 3.5 million tokens takes a few seconds."""
 
     background: ClassVar[bool] = False

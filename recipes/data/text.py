@@ -42,27 +42,16 @@ class PackedText(Data):
     """Vocabulary size if `tokenizer` is null; a short text may yield a smaller one. auto: model.vocab_size, at most 32000."""
     shuffle: Annotated[int | None, whole(None)]
     """Sequences per block. Each block is shuffled separately. 1: file order; null: one block with all data."""
-    documents: Literal["joined", "separate"] = "joined"
-    """Attention across documents. joined: a token attends to all earlier tokens of its sequence; separate: only to tokens of its
-    own document, and positions start at 0 in each document."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if callable(method := vars(cls).get("documents")):  # in user classes, a method may have the name of the key
-            cls.read_documents = method  # type: ignore[method-assign]
-            del cls.documents
 
     @abstractmethod
     def source(self) -> dict[str, Any]:
         """Return JSON values that identify the text without reading all of it. Raises ConfigError if the text is missing."""
 
-    @abstractmethod
     def read_documents(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """Yield (document, position after it) for all documents after `position`. Raises ConfigError if one is unreadable."""
-
-    @property
-    def separates_documents(self) -> bool:
-        return self.documents == "separate"
+        """Yield (document, position after it) for all documents after `position`. Raises ConfigError if one is unreadable. The
+        method may have the name `documents` in classes without the key `documents`."""
+        found: Iterator[tuple[str, Position]] = self.documents(position)  # type: ignore[attr-defined]
+        return found
 
     def document_end(self, spec: DataSpec) -> int:
         return self.entry(spec).document_end()
@@ -179,6 +168,23 @@ class PackedText(Data):
                 f"cannot write to the cache entry {entry.folder} ({error.strerror}); set MESHRUNNER_CACHE to another directory"
             ) from None
         return progress
+
+
+class SeparableText(PackedText):
+    """Base class of the options that can limit attention to documents."""
+
+    documents: Literal["joined", "separate"] = "joined"
+    """Attention across documents. joined: a token attends to all earlier tokens of its sequence; separate: only to tokens of its
+    own document, and positions start at 0 in each document."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if callable(vars(cls).get("documents")):
+            raise TypeError(f"{cls.__name__}.documents is a key, not a method; rename the method to read_documents")
+
+    @property
+    def separates_documents(self) -> bool:
+        return self.documents == "separate"
 
 
 def pack(

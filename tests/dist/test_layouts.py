@@ -32,6 +32,7 @@ from tests.dist.ranks import RankError, on_ranks
 
 CPU = torch.device("cpu")
 CONTEXT, ULYSSES = "parallelism.context=2 seq_len=36", "parallelism.context_method=ulysses"
+DOCUMENTS = "data.kind=tests.documents:RandomDocuments"
 PIPELINE = "parallelism.pipeline=2 model.n_layers=5"
 NEVER = "parallelism.reshard_after_forward=never"
 COMPILED = "compile=per_block compile.backend=aot_eager"
@@ -197,6 +198,14 @@ LAYOUTS = [
     (4, f"parallelism=ddp {PIPELINE} {CONTEXT} {ULYSSES} {INTERLEAVED}"),
     (4, f"parallelism=fsdp2 {PIPELINE} {CONTEXT} {NEVER} {ZERO_BUBBLE}"),
     (8, "parallelism=fsdp2_tp parallelism.replicate=2 micro_batch=3"),
+    (1, f"parallelism=single {DOCUMENTS} compile=whole_model compile.backend=aot_eager compile.fullgraph=true"),
+    (2, f"parallelism=ddp {DOCUMENTS} loss=chunked loss.tokens=13"),
+    (2, f"parallelism=fsdp1 {DOCUMENTS} activation_checkpoint=full"),
+    (2, f"parallelism=fsdp2 {DOCUMENTS} micro_batch=3"),
+    (2, f"parallelism=fsdp2 {DOCUMENTS} model.rope_theta=null activation_checkpoint=full {COMPILED}"),
+    (2, f"parallelism=tp {DOCUMENTS} micro_batch=6 parallelism.sequence_parallel=false {COMPILED}"),
+    (4, f"parallelism=hsdp2 {DOCUMENTS} activation_checkpoint=selective_op {COMPILED} compile.fullgraph=true"),
+    (4, f"parallelism=fsdp2_tp {DOCUMENTS} micro_batch=3 activation_checkpoint=selective_op"),
     (8, "parallelism=fsdp1_tp parallelism.replicate=2 micro_batch=3"),
 ]
 
@@ -207,7 +216,7 @@ BF16 = [
     (2, "parallelism=fsdp2 micro_batch=6 precision=bf16"),
     (2, "parallelism=fsdp1 micro_batch=6 precision=bf16"),
 ]
-OF_REFERENCE = ("model", "seq_len", "precision")
+OF_REFERENCE = ("model", "data", "seq_len", "precision")
 """Beginnings of the overrides that a layout shares with the run in one process."""
 
 
@@ -275,8 +284,11 @@ def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
     mesh = build_mesh("cpu", degrees)
     model, trained, _ = assemble(recipe, mesh, CPU)
     global_batch, _ = recipe.accumulation(degrees.data)
+    spec = DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)
+    if recipe.data.separates_documents:
+        network_of(model).document_end = recipe.data.document_end(spec)
     loader = Loader(
-        recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
+        recipe.data.open(spec),
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
         rank=place(mesh, degrees)[0],
@@ -368,6 +380,8 @@ def relative(a: Tensor, b: Tensor) -> float:
     f"2x parallelism=ddp {CONTEXT}",
     f"2x parallelism=fsdp1 {CONTEXT} {ULYSSES}",
     f"4x parallelism=fsdp2 {PIPELINE} {INTERLEAVED}",
+    f"2x parallelism=fsdp2 {DOCUMENTS} micro_batch=3",
+    f"4x parallelism=fsdp2_tp {DOCUMENTS} micro_batch=3 activation_checkpoint=selective_op",
     f"2x parallelism=single {PIPELINE} {ZBV}",
     f"4x parallelism=tp {PIPELINE} micro_batch=3",
 )

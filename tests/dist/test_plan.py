@@ -19,7 +19,7 @@ from meshrunner.runner.ledger.allocations import PeakMemory
 from meshrunner.runner.ledger.memory_ledger import MemoryLedger
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
-from tests.dist.test_layouts import CONTEXT, ULYSSES
+from tests.dist.test_layouts import CONTEXT, DOCUMENTS, ULYSSES
 
 EXPERTS = "model=moe_tiny model.experts.ffn_dim=24 model.experts.shared_ffn_dim=20"
 HYBRID = (
@@ -63,6 +63,9 @@ CASES: dict[int, list[str]] = {
         f"parallelism=tp {FULL}",
         "parallelism=tp parallelism.sequence_parallel=false",
         "parallelism=tp parallelism.loss_parallel=true",
+        f"parallelism=fsdp2 {DOCUMENTS} precision=bf16",
+        f"parallelism=ddp {DOCUMENTS} {FULL} precision=bf16",
+        f"parallelism=tp {DOCUMENTS} {SELECTIVE}",
         f"parallelism=fsdp2 {CONTEXT}",
         f"parallelism=fsdp2 {CONTEXT} {SELECTIVE} precision=bf16",
         f"parallelism=ddp {CONTEXT} {FULL}",

@@ -52,9 +52,8 @@ def _attention(
     grouped, needs_gradient = query.shape[-3] != key.shape[-3], torch.is_grad_enabled()
     qkv, settings, head_dim = (query, key, value), (dropout_p, is_causal), query.shape[-1]
     if device_type == "cpu":
-        if (
-            attn_mask is not None and attn_mask.dtype == torch.bool
-        ):  # the kernel adds the mask, so masked keys need -inf
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            # The CPU kernel adds the mask to the scores, so masked keys need -inf.
             attn_mask = torch.where(
                 attn_mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype, device=query.device)
             )

@@ -92,7 +92,7 @@ def test_prose_comes_back_exactly(cache: Path) -> None:
             document = []
         else:
             document.append(token)
-    assert not document and documents == [text for text, _ in data.documents({})]
+    assert not document and documents == [text for text, _ in data.read_documents({})]
 
 
 @pytest.mark.parametrize(

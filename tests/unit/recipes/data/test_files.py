@@ -62,7 +62,7 @@ def three_files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Pa
 
 
 def texts(data: PackedText, position: dict[str, Any] | None = None) -> list[str]:
-    return [found for found, _ in data.documents(position or {})]
+    return [found for found, _ in data.read_documents(position or {})]
 
 
 def test_a_directory_is_read_in_name_order(three_files: tuple[str, Path]) -> None:
@@ -81,7 +81,7 @@ def test_a_directory_is_read_in_name_order(three_files: tuple[str, Path]) -> Non
 @pytest.mark.parametrize("cut", [1, 29, 30, 31, 45])
 def test_reading_resumes_exactly_from_a_state(three_files: tuple[str, Path], cut: int) -> None:
     data = option(*three_files)
-    first = list(islice(data.documents({}), cut))
+    first = list(islice(data.read_documents({}), cut))
     position = json.loads(json.dumps(first[-1][1]))
     assert [found for found, _ in first] + texts(data, position) == [text(n) for n in range(60)]
 
