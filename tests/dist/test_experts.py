@@ -27,6 +27,7 @@ from tests.dist.ranks import on_ranks
 from tests.dist.test_layouts import (
     CONTEXT,
     CPU,
+    DOCUMENTS,
     INTERLEAVED,
     PIPELINE,
     ULYSSES,
@@ -145,6 +146,7 @@ LAYOUTS = [
     (4, "parallelism=fsdp2 parallelism.expert=2 model.experts.number=6"),
     (4, "parallelism=fsdp2 parallelism.expert=4"),
     (4, f"parallelism=fsdp2 parallelism.expert=4 {SELECTIVE}"),
+    (4, f"parallelism=fsdp2 parallelism.expert=4 {DOCUMENTS} {FULL}"),
     (4, "parallelism=hsdp2 parallelism.expert=2"),
     (4, f"parallelism=hsdp2 parallelism.expert=2 {FULL} parallelism.accumulate=hold"),
     (2, f"parallelism=ddp {CONTEXT} micro_batch=6"),
@@ -167,7 +169,7 @@ QUICK = (
 
 def compare(world: int, layout: str, base: tuple[str, ...] = EXPERTS) -> Difference:
     """Train under a layout and under none. Loads and biases have to be equal to the last bit, besides the weights."""
-    expected = reference(" ".join(word for word in layout.split() if word.startswith(("model", "seq_len"))), base)
+    expected = reference(" ".join(word for word in layout.split() if word.startswith(("model", "data", "seq_len"))), base)
     ranks = on_ranks(world, observe_experts, (*base, *layout.split()))
     for rank in ranks:
         assert rank["observed"] == pytest.approx(expected["observed"], rel=1e-5)
