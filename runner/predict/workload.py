@@ -90,6 +90,8 @@ class Workload:
         if cudnn and hardware.calibrated is None:
             error_pct += math.ceil(100 * step_time.seconds_by_part["attention"] / step_time.seconds)
             error_basis += CUDNN_UNKNOWN
+        if experiment.data.separates_documents:
+            error_basis += ". MFU counts attention as if documents filled whole sequences"
         return SpeedForecast(
             wps=wps,
             mfu=None if peak is None else 100 * wps * flops / (peak * 1e12),

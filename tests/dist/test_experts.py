@@ -169,7 +169,9 @@ QUICK = (
 
 def compare(world: int, layout: str, base: tuple[str, ...] = EXPERTS) -> Difference:
     """Train under a layout and under none. Loads and biases have to be equal to the last bit, besides the weights."""
-    expected = reference(" ".join(word for word in layout.split() if word.startswith(("model", "data", "seq_len"))), base)
+    expected = reference(
+        " ".join(word for word in layout.split() if word.startswith(("model", "data", "seq_len"))), base
+    )
     ranks = on_ranks(world, observe_experts, (*base, *layout.split()))
     for rank in ranks:
         assert rank["observed"] == pytest.approx(expected["observed"], rel=1e-5)

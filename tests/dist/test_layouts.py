@@ -29,6 +29,7 @@ from meshrunner.recipes.parallelism.wrap_policy import unit_parameters
 from meshrunner.recipes.pretrain import backward, train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import RankError, on_ranks
+from tests.documents import END
 
 CPU = torch.device("cpu")
 CONTEXT, ULYSSES = "parallelism.context=2 seq_len=36", "parallelism.context_method=ulysses"
@@ -309,7 +310,8 @@ def observe(overrides: tuple[str, ...]) -> dict[str, Any]:
         (square,) = network_of(model).pipeline.summed([square])
     norm = square.sqrt().item()
     recorder = Recorder()
-    train(recipe, recorder, device=CPU, nodes=1, workers=world)
+    model, _ = train(recipe, recorder, device=CPU, nodes=1, workers=world)
+    assert network_of(model).document_end == (END if recipe.data.separates_documents else None)
     found: dict[str, Any] = {"norm": norm, "losses": recorder.losses, "norms": recorder.norms}
     found["observed"] = recorder.observed
     return found | ({"weights": weights, "gradients": gradients} if dist.get_rank() == 0 else {})

@@ -90,6 +90,7 @@ def train(
     kind: str = "cuda",
     save_after: tuple[int, ...] = (),
     emulated: bool = False,
+    data: dict[str, Any] | None = None,
 ) -> None:
     """Take all steps of an experiment, of which rows and summary are in the folder."""
     done = [0]
@@ -107,7 +108,7 @@ def train(
     chosen = experiment(*overrides)
     meter = Meter(chosen, folder, context)  # type: ignore[arg-type]
     meter.device = device
-    meter.started(device=torch.device(kind), params=1, describe_data=dict)
+    meter.started(device=torch.device(kind), params=1, describe_data=lambda: data or {})
     for step in range(1, chosen.steps + 1):
         with meter.waiting_for_data():
             pass
@@ -122,6 +123,16 @@ def train(
     assert done == [chosen.steps]
     assert meter.events is not None
     meter.events.close()
+
+
+def test_flops_count_attention_within_documents(device: Device, tmp_path: Path) -> None:
+    train(device, tmp_path, "steps=2", "seq_len=128", data={"document_length": 32.0})
+    flops = experiment("seq_len=128").model.flops_per_token(128)
+    found = Summary.read(tmp_path / SUMMARY).values["model/flops_per_token"]
+    assert found == flops.total - flops.attention * 3 // 4
+    assert read_events(tmp_path)[-1]["perf/tflops"] * 1e12 == pytest.approx(
+        read_events(tmp_path)[-1]["perf/wps"] * found
+    )
 
 
 COMMUNICATION_S = 0.25
