@@ -71,16 +71,14 @@ class RunMeter:
         self.log_every = self.experiment.steps_between_read_outs(device.type)
         peak, facts = peak_flops(self.experiment, device, self.context)
         self.peak_rate = str(facts.get("peak_rate"))
-        attempt, ranks, model = self.context.attempt, self.context.world_size, self.experiment.model
+        ranks, model, seq_len = self.context.world_size, self.experiment.model, self.experiment.seq_len
         data = describe_data() if self.context.records else {}
-        flops = model.flops_per_token(self.experiment.seq_len)
-        if (length := data.get("document_length")) is not None:
-            flops = flops.within(length, self.experiment.seq_len)
-        self.rows = Rows(attempt, ranks, device.type, *flops, peak, self.tokens_before)
+        flops = model.flops_per_token(seq_len).within(data.get("document_length", seq_len), seq_len)
+        self.rows = Rows(self.context.attempt, ranks, device.type, *flops, peak, self.tokens_before)
         if self.context.records:
             layout = {"device": facts["device"], "world_size": ranks}
             layout |= {"threads": self.context.threads, "torch": torch.__version__}
-            add_layout(self.run_dir, attempt, self.experiment.model_dump(mode="json"), layout)
+            add_layout(self.run_dir, self.context.attempt, self.experiment.model_dump(mode="json"), layout)
             facts |= {
                 "model/params": params,
                 "model/active_params": params - model.inactive_parameters(),
@@ -103,8 +101,7 @@ class RunMeter:
             return {}
         from meshrunner.recipes.parallelism.pipeline.order import idle_share
 
-        data = layout.degrees(1, self.context.world_size).data
-        micro_batches = self.experiment.accumulation(data)[1]
+        micro_batches = self.experiment.accumulation(layout.degrees(1, self.context.world_size).data)[1]
         idle = idle_share(layout.schedule, layout.pipeline, layout.stages_per_rank, micro_batches)
         return {"pipeline/idle_pct": 100 * idle, "pipeline/split": self.experiment.pipeline_split()}
 
