@@ -21,10 +21,10 @@ LENGTHS = [[5, 1, 17, 11], [34], [1, 1, 32], [20, 14]]
 EXPERTS = ("model=moe_tiny", *SMALL, "model.experts.ffn_dim=24", "model.experts.shared_ffn_dim=20")
 
 
-def packed(seed: int) -> tuple[Tensor, Tensor]:
-    """Return tokens and targets, [4, 34], with documents of LENGTHS."""
+def packed(seed: int, all_lengths: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return tokens and targets, [4, 34], with documents of the given lengths."""
     rows = torch.randint(END + 1, 509, (len(LENGTHS), 35), generator=torch.Generator().manual_seed(seed))
-    for row, lengths in zip(rows, LENGTHS, strict=True):
+    for row, lengths in zip(rows, all_lengths, strict=True):
         row[torch.tensor(lengths).cumsum(0)[:-1] - 1] = END
     rows[1, 33] = END  # the end of a document at the end of its sequence
     return rows[:, :-1], rows[:, 1:]
@@ -52,14 +52,15 @@ def test_packed_documents_equal_each_document_alone(words: tuple[str, ...], chec
     """Two micro batches run forward before backward, so that recomputation needs the documents of its own micro batch."""
     recipe = experiment(*words, f"activation_checkpoint={checkpoint}")
     network = network_of(recipe, recomputes=checkpoint != "none")
-    batches = [packed(seed) for seed in (0, 1)]
+    of_batches = LENGTHS, LENGTHS[::-1]
+    batches = [packed(seed, lengths) for seed, lengths in enumerate(of_batches)]
 
     def losses(tokens: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(network(tokens).flatten(0, 1), targets.flatten(), reduction="none")
 
     alone = []
-    for tokens, targets in batches:
-        for row, expected, lengths in zip(tokens, targets, LENGTHS, strict=True):
+    for (tokens, targets), all_lengths in zip(batches, of_batches, strict=True):
+        for row, expected, lengths in zip(tokens, targets, all_lengths, strict=True):
             for document, following in zip(row.split(lengths), expected.split(lengths), strict=True):
                 loss = losses(document.unsqueeze(0), following.unsqueeze(0))
                 loss.sum().backward()
@@ -73,6 +74,14 @@ def test_packed_documents_equal_each_document_alone(words: tuple[str, ...], chec
         assert (found - wanted).norm() < 1e-6 * wanted.norm()
     network.document_end = None
     assert not torch.allclose(losses(*batches[0]), together[0], atol=1e-3)
+
+
+def test_positions_start_at_0_in_each_document() -> None:
+    """Losses cannot show this, because rotary attention depends only on differences of positions."""
+    table = torch.randn(34, 2, 8)
+    found = find_documents(packed(0, LENGTHS)[0], END, table, torch.float32).rope
+    expected = [torch.cat([table[:length] for length in lengths]) for lengths in LENGTHS]
+    assert found is not None and torch.equal(found, torch.stack(expected))
 
 
 def test_documents_need_no_device_values() -> None:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from meshrunner.recipes.model import transformer
 from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.model.decoder import RopeScaling
+from meshrunner.recipes.model.documents import Documents
 from meshrunner.recipes.model.init_weights import Initialiser, initial_value, parameter_seed
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.model.network import CUTOFF, ONES, InverseSoftplus, LogOfUniform, TruncatedNormal
@@ -190,19 +191,26 @@ def test_bf16_is_rotated_in_fp32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "kv_heads"),
-    [("cpu", torch.float32, 2), ("cuda", torch.bfloat16, 2), ("cuda", torch.float32, 6)],
+    ("device", "dtype", "kv_heads", "masked"),
+    [
+        ("cpu", torch.float32, 2, True),
+        ("cuda", torch.bfloat16, 2, False),
+        ("cuda", torch.bfloat16, 6, True),
+        ("cuda", torch.float32, 6, False),
+    ],
 )
 def test_key_heads_are_repeated_where_no_fused_kernel_groups_them(
-    device: str, dtype: torch.dtype, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+    device: str, dtype: torch.dtype, kv_heads: int, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The 2 key heads of 6 query heads are repeated in the order of their groups, only in fp32 on CUDA."""
+    """The 2 key heads of 6 query heads are repeated in the order of their groups, in fp32 or with a mask on CUDA."""
     llama = experiment(*SMALL).model
     assert isinstance(llama, Llama)
     seen: list[tuple[int, bool]] = []
 
-    def recorded(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, enable_gqa: bool) -> Tensor:
-        assert k.shape == v.shape
+    def recorded(
+        q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, is_causal: bool, enable_gqa: bool
+    ) -> Tensor:
+        assert k.shape == v.shape and is_causal == (attn_mask is None) == (not masked)
         seen.append((k.shape[1], enable_gqa))
         return q
 
@@ -212,7 +220,9 @@ def test_key_heads_are_repeated_where_no_fused_kernel_groups_them(
     with FakeTensorMode(), torch.device(device), torch.no_grad():
         for module in attention.children():
             module.weight = nn.Parameter(torch.empty(module.weight.shape, dtype=dtype))
-        attention(torch.empty(1, 34, llama.dim, dtype=dtype), torch.empty(34, 2, llama.head_dim))
+        rope = torch.empty(34, 2, llama.head_dim)
+        documents = Documents(rope, torch.empty(1, 1, 34, 34, dtype=dtype))
+        attention(torch.empty(1, 34, llama.dim, dtype=dtype), documents if masked else rope)
     assert seen == [(kv_heads, kv_heads == 2)]
 
 
