@@ -9,12 +9,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes.errors import TooLarge
-from meshrunner.recipes.loss.base import cross_entropy
 from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.model.context import split_sequences
 from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.recipes.model.network import Network
 from meshrunner.recipes.optim.grad_norm import Trainable
+from meshrunner.recipes.optim.outliers import Outliers
 from meshrunner.recipes.parallelism.mesh import context_group, data_groups, split_model
 from meshrunner.recipes.parallelism.pipeline.stages import ranges
 from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
@@ -42,6 +42,8 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
 
         fuse_collectives(mesh.get_group("tensor"))
     parameters = sum(parameter.numel() for parameter in network.parameters())
+    recipe.optimizer.check_names([name for name, _ in network.named_parameters()])
+    matrices = network.matrices()
     # 3. The wrap plan also uses module names, so it is made before activation checkpointing wraps modules.
     plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))
     # 4. Recompute and compile inside the FSDP units, because FSDP gathers parameters before this code runs and frees them after.
@@ -58,11 +60,13 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
         model = layout.apply(network, mesh, plan, recipe.precision, initialiser)
     if network.loads is not None:
         network.loads.groups, network.loads.expert_ranks = data_groups(mesh), layout.expert
+    if recipe.optimizer.skip_above is not None:
+        network.outliers = Outliers(recipe.optimizer.skip_above, device)
     trained = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             groups = layout.shard_groups(clean_name(name), parameter, mesh, tensor_parallel)
-            trained.append(Trainable(clean_name(name), parameter, groups))
+            trained.append(Trainable(clean_name(name), parameter, groups, clean_name(name) in matrices))
     return model, trained, parameters
 
 
@@ -136,6 +140,8 @@ def recompute_and_compile(recipe: Recipe, network: Network, plan: WrapPlan) -> N
             network.set_submodule(name, block)
         if recompute.inside_compile:
             compilation.compile_block(block, contains_units=contains_units)
-    summed = cross_entropy if recipe.parallelism.splits_logits else compilation.compile_function(cross_entropy)
+    summed = recipe.loss.summed()
+    if not recipe.parallelism.splits_logits:
+        summed = compilation.compile_function(summed)
     network.loss = recipe.loss.install(getattr(network, "output", None), summed)
     compilation.compile_model(network, contains_units=bool(units))

@@ -7,6 +7,7 @@ steps that assemble a run.
 """
 
 import gc
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -72,7 +73,7 @@ def prepare(
     mesh = build_mesh(device.type, degrees)
     model, trained, parameters = assemble(recipe, mesh, device)
     # 6. The optimizer comes after sharding, because it updates this device's shards and stores state for these shards.
-    optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
+    optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build_for(trained))
     done, consumed = 0, Consumed(sequences=0, tokens=0)
     if stored is not None:
         from meshrunner.recipes.checkpoint.state_dict import restore
@@ -180,9 +181,14 @@ def update(
         clip_by_norm(trained, grad_norm, recipe.max_grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = lr
+    checked = grad_norm
+    if network.outliers is not None:
+        outlier = network.outliers.is_outlier(loss, grad_norm)
+        observed["train/skipped"] = outlier.float()
+        checked = torch.where(outlier, math.nan, grad_norm)
     if network.loads is not None:
-        observed |= network.loads.balance(grad_norm.isfinite())
-    step_if_finite(optimizer, grad_norm)
+        observed |= network.loads.balance(checked.isfinite())
+    step_if_finite(optimizer, checked)
     optimizer.zero_grad()
     recipe.precision.after_step(model)
     for key, value in recipe.parallelism.after_step(model).items():

@@ -21,19 +21,23 @@ from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.base import clean_name
+from meshrunner.recipes.model.network import network_of
 
 State = dict[str, dict[str, Any]]
-"""`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are parameter names of the unwrapped network."""
+"""`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are parameter names of the unwrapped network.
+`outliers`: see `Outliers.state`, only with optimizer.skip_above."""
 
 
 def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Return a model's and optimizer's state: tensors to save, or to load a checkpoint into. All ranks must call `get_state`."""
+    outliers = network_of(model).outliers
+    others = {} if outliers is None else {"outliers": outliers.state}
     if patch_if_needed(model):
-        return _get_fsdp1_state(model, optimizer)
+        return _get_fsdp1_state(model, optimizer) | others
     model_state, optimizer_state = dcp.get_state_dict(model, optimizer)
     by_parameter = optimizer_state["state"]
     assert isinstance(by_parameter, dict)
-    return {"model": model_state, "optimizer": by_parameter}
+    return {"model": model_state, "optimizer": by_parameter} | others
 
 
 def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
@@ -53,9 +57,13 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
 
 def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load a checkpoint into a model and optimizer, or raise ConfigError if it does not fit. All ranks must call `restore`."""
-    state = get_state(model, optimizer)
+    state, reader = get_state(model, optimizer), FileSystemReader(stored.path)
+    if not any(key.startswith("outliers.") for key in reader.read_metadata().state_dict_metadata):
+        state.pop(
+            "outliers", None
+        )  # the checkpoint was saved without optimizer.skip_above: start with an empty history
     try:
-        load(dict(state), storage_reader=FileSystemReader(stored.path))
+        load(dict(state), storage_reader=reader)
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         raise ConfigError(

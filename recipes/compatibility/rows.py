@@ -76,6 +76,17 @@ ROWS = [
         instead="optimizer=adamw optimizer.implementation=fused, or compile.cuda_graph=false",
     ),
     Conflict(
+        when=lambda r, p, d: (
+            r.optimizer.gathers_matrices and (p.kind == "fsdp1" or isinstance(p, MegatronFSDP) or p.offloads)
+        ),
+        where="optimizer",
+        reason=(
+            "muon gathers every matrix on the device, but fsdp1 and megatron_fsdp shard flattened units, "
+            "and cpu_offload stores matrices on the host"
+        ),
+        instead="optimizer=adamw, or parallelism=fsdp2 with cpu_offload=false",
+    ),
+    Conflict(
         when=lambda r, p, d: r.compile.cuda_graph and r.compile.records_cuda_graphs,
         where="compile.mode",
         reason="reduce-overhead and max-autotune replay their own CUDA graphs, which a captured step cannot contain",

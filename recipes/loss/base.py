@@ -7,6 +7,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
+from pydantic import Field
+
 from meshrunner.recipes.option import Count, Option
 
 if TYPE_CHECKING:
@@ -23,6 +25,18 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+
+def cross_entropy_with_z(z: float) -> SummedLoss:
+    """Return a function with the value of `cross_entropy`, but the gradient of `cross_entropy` + z x log(Z)^2, summed over the
+    tokens. Z is the sum of exp(logit) over the vocabulary (Chowdhery et al. 2022, section 5)."""
+    from meshrunner.recipes.loss.z_loss import squared_log_z
+
+    def summed(logits: Tensor, targets: Tensor) -> Tensor:
+        logits = logits.float()  # one fp32 copy for both terms
+        return with_gradient_of(cross_entropy(logits, targets), z * squared_log_z(logits, targets))
+
+    return summed
 
 
 def with_gradient_of(loss: Tensor, other: Tensor | None) -> Tensor:
@@ -45,13 +59,20 @@ class Loss(Option):
         "chunked": "meshrunner.recipes.loss.base:ChunkedLoss",
     }
 
+    z: float = Field(0.0, ge=0)
+    """Weight of the z-loss, the mean of log(Z)^2. Z is the sum of exp(logit). train/loss does not include the z-loss."""
+
+    def summed(self) -> SummedLoss:
+        """Return the function that the loss sums over tokens."""
+        return cross_entropy_with_z(self.z) if self.z else cross_entropy
+
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         """Return the loss function. Call `install` before FSDP wraps the network, because `install` may modify `output`."""
         return self.function(summed)
 
     @abstractmethod
     def function(self, summed: SummedLoss) -> LossFunction:
-        """Return the loss function that the model calls. summed: the function `cross_entropy`, possibly compiled."""
+        """Return the loss function that the model calls. summed: the result of `summed`, possibly compiled."""
 
 
 class PlainLoss(Loss):

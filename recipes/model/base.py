@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -23,6 +24,18 @@ def clean_name(name: str) -> str:
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name.removeprefix("module.").removesuffix(".")  # DDP adds `module.`
+
+
+def matches(patterns: Iterable[str], name: str) -> bool:
+    """Return whether a pattern matches the name of a parameter."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def check_patterns(key: str, patterns: Iterable[str], names: Collection[str]) -> None:
+    """Raise ConfigError if a pattern of the configuration key `key` matches none of the names of all parameters."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"{key}: '{pattern}' matches no parameter; names look like {', '.join(list(names)[:3])}")
 
 
 class Flops(NamedTuple):
@@ -76,7 +89,7 @@ class Model(Option):
 
     def is_frozen(self, name: str) -> bool:
         """Whether a pattern of `freeze` matches the name of a parameter."""
-        return any(fnmatchcase(name, pattern) for pattern in self.freeze)
+        return matches(self.freeze, name)
 
     def tensor_problems(self, tensor: int) -> list[str]:
         """Return the reasons why tensor parallelism over `tensor` devices cannot split this model, or [] if it can."""
@@ -143,14 +156,10 @@ class Model(Option):
         """Build the network and freeze parameters. Raise ConfigError if a pattern matches no parameter or all are frozen."""
         network = self.network(seq_len)
         parameters = dict(network.named_parameters())
-        for pattern in self.freeze:
-            matched = [name for name in parameters if fnmatchcase(name, pattern)]
-            if not matched:
-                raise ConfigError(
-                    f"model.freeze: '{pattern}' matches no parameter; names look like {', '.join(list(parameters)[:3])}"
-                )
-            for name in matched:
-                parameters[name].requires_grad_(False)
+        check_patterns("model.freeze", self.freeze, parameters)
+        for name, parameter in parameters.items():
+            if self.is_frozen(name):
+                parameter.requires_grad_(False)
         if not any(parameter.requires_grad for parameter in parameters.values()):
             raise ConfigError("model.freeze: every parameter is frozen, so there is nothing to train; remove a pattern")
         return network

@@ -79,25 +79,27 @@ class Initialiser:
     def _initialise(self, name: str, parameter: nn.Parameter) -> None:
         initial = self.network.initial(name)
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        own = _own_indices(parameter)
+        own = own_indices(parameter)
         if self.network.is_stack(name):
             # Draw only the matrices of this rank: a whole stack of experts can take more memory than all other parameters.
             for number, shard in enumerate(local, start=own[0].start):
                 value = initial_value(f"{name}.{number}", parameter.shape[1:], initial, self.seed, self.device)
-                shard.copy_(_narrowed(value, own[1:]))
+                shard.copy_(narrowed(value, own[1:]))
         else:
             value = initial_value(name, parameter.shape, initial, self.seed, self.device)
-            local.copy_(_narrowed(value, own))
+            local.copy_(narrowed(value, own))
 
 
-def _narrowed(value: Tensor, own: list[range]) -> Tensor:
+def narrowed(value: Tensor, own: list[range]) -> Tensor:
+    """Return the part of a tensor at the given indices, one range for each dimension."""
     # Use `narrow`, because fake CUDA tensors cannot be sliced.
     for dim, indices in enumerate(own):
         value = value.narrow(dim, indices.start, len(indices))
     return value
 
 
-def _own_indices(parameter: nn.Parameter) -> list[range]:
+def own_indices(parameter: Tensor) -> list[range]:
+    """Return this rank's indices along each dimension of a parameter: all indices unless the parameter is sharded."""
     own = [range(size) for size in parameter.shape]
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh

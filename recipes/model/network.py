@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.loss.base import LossFunction
     from meshrunner.recipes.model.context import Context
+    from meshrunner.recipes.optim.outliers import Outliers
 
 
 class Network(nn.Module):
@@ -34,6 +35,8 @@ class Network(nn.Module):
     """Mesh with dimensions `expert_shard` and `expert`; None unless experts are distributed over several devices."""
     document_end: int | None = None
     """Token that ends each document, if tokens attend only to their own document; None if they attend to all earlier tokens."""
+    outliers: Outliers | None = None
+    """Finds the optimizer steps to skip; None unless `optimizer.skip_above` is set."""
     pipeline: Any = None
     """The `Pipeline` that trains this rank's stages; None unless the network is cut into stages."""
     observed: Mapping[str, Tensor] = MappingProxyType({})
@@ -71,6 +74,17 @@ class Network(nn.Module):
     def is_stack(self, name: str) -> bool:
         """Whether a parameter is a stack of matrices, [matrices, in, out], each initialised separately."""
         return False
+
+    def matrices(self) -> set[str]:
+        """Return the names of the weights of linear layers in blocks, and of stacks. Call it before modules are wrapped."""
+        blocks = [(name, self.get_submodule(name)) for name in self.block_names()]
+        linear = {
+            f"{block}.{name}.weight"
+            for block, module in blocks
+            for name, layer in module.named_modules()
+            if isinstance(layer, nn.Linear)
+        }
+        return linear | {name for name, _ in self.named_parameters() if self.is_stack(name)}
 
     def stays_fp32(self, name: str) -> bool:
         """Whether forward uses a parameter in fp32 under every `precision`. Layouts that cannot mix dtypes ignore this method."""
@@ -136,12 +150,12 @@ class Loads:
         """Number of expert-parallel ranks. Each rank holds an equal, contiguous range of experts."""
 
     @torch.no_grad()
-    def balance(self, finite: Tensor) -> dict[str, Tensor]:
+    def balance(self, taken: Tensor) -> dict[str, Tensor]:
         """Sum token counts over ranks, update the experts' biases, and reset the counts. Return global metrics (0-d, fp32).
 
         An expert's load is its token count. Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664,
-        algorithm 1). If `finite` (0-d, bool) is false, biases stay unchanged. A block's violation is
-        (largest load / mean load) - 1. The host does not wait for the device.
+        algorithm 1). If `taken`, whether the step is taken (0-d, bool), is false, biases stay unchanged. A block's
+        violation is (largest load / mean load) - 1. The host does not wait for the device.
         """
         for group in self.groups:
             dist.all_reduce(self.tokens, group=group)
@@ -149,7 +163,7 @@ class Loads:
         if self.bias_rate:
             # (mean load - load) x number of experts is an integer, so equal loads compare equal.
             below = torch.sign(total - self.tokens * self.tokens.shape[-1])
-            self.bias += torch.where(finite, self.bias_rate * below, 0.0)
+            self.bias += torch.where(taken, self.bias_rate * below, 0.0)
         violations = _violations(self.tokens)
         figures = {
             "experts/max_violation": violations.amax(),

@@ -17,6 +17,8 @@ class Trainable(NamedTuple):
     parameter: nn.Parameter
     shard_groups: tuple[dist.ProcessGroup, ...]
     """Process groups whose ranks hold different shards. The parameter is replicated over all other mesh dimensions."""
+    is_matrix: bool = False
+    """Whether the parameter is in `Network.matrices`."""
 
 
 def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from meshrunner.recipes.model.base import check_patterns, matches
 from meshrunner.recipes.option import Option
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from meshrunner.recipes.optim.grad_norm import Trainable
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -20,10 +23,18 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class Optimizer(Option):
     """An optimizer of a model's trainable parameters."""
 
-    kinds: ClassVar[dict[str, str]] = {"adamw": "meshrunner.recipes.optim.optimizer:AdamW"}
+    kinds: ClassVar[dict[str, str]] = {
+        "adamw": "meshrunner.recipes.optim.optimizer:AdamW",
+        "muon": "meshrunner.recipes.optim.optimizer:Muon",
+    }
+
+    gathers_matrices: ClassVar[bool] = False
+    """Whether the update all-gathers matrices."""
 
     lr: float = Field(gt=0)
     """Base learning rate, before the schedule's factor."""
+    skip_above: float | None = Field(None, gt=0)
+    """Skip updates whose loss or gradient norm is this number of standard deviations above the mean of the last 128 updates."""
 
     @property
     def capturable(self) -> bool:
@@ -33,6 +44,13 @@ class Optimizer(Option):
     def state_bytes(self, elements: int, tensors: int) -> int | None:
         """Return the bytes of optimizer state for `tensors` parameters with `elements` elements in total; None if unknown."""
         return None
+
+    def check_names(self, names: Collection[str]) -> None:
+        """Raise ConfigError if a pattern of this option matches none of a model's parameter names."""
+
+    def build_for(self, trained: Sequence[Trainable]) -> torch.optim.Optimizer:
+        """Build the optimizer for named parameters. Override this method if the update depends on names."""
+        return self.build([each.parameter for each in trained])
 
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -47,7 +65,9 @@ class AdamW(Optimizer):
     eps: float = Field(gt=0)
     """Number added to the root of the running mean of the squared gradient."""
     weight_decay: float = Field(ge=0)
-    """Decoupled weight decay, applied to every parameter."""
+    """Decoupled weight decay, applied to every parameter that `no_decay` does not match."""
+    no_decay: list[str] = []
+    """Patterns of parameter names without weight decay, such as `*norm.weight`."""
     implementation: Literal["fused", "foreach", "for_loop"]
     """fused: one kernel for all parameters; foreach: one kernel per operation; for_loop: one parameter at a time."""
 
@@ -55,14 +75,21 @@ class AdamW(Optimizer):
     def capturable(self) -> bool:
         return self.implementation == "fused"
 
-    def state_bytes(self, elements: int, tensors: int) -> int:
+    def state_bytes(self, elements: int, tensors: int) -> int | None:
         """Return the bytes of two fp32 moments per element and one fp32 step count per parameter."""
         return 8 * elements + 4 * tensors
 
-    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-        import torch
+    def check_names(self, names: Collection[str]) -> None:
+        check_patterns("optimizer.no_decay", self.no_decay, names)
 
-        return torch.optim.AdamW(
+    def build_for(self, trained: Sequence[Trainable]) -> torch.optim.Optimizer:
+        optimizer = super().build_for(trained)
+        undecayed = {each.parameter for each in trained if matches(self.no_decay, each.name)}
+        regroup(optimizer, undecayed, weight_decay=0.0)
+        return optimizer
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+        return self._class()(
             [{"params": list(parameters)}],  # a stage may have no parameters, which torch accepts only in a group
             lr=self.lr,
             betas=self.betas,
@@ -71,6 +98,50 @@ class AdamW(Optimizer):
             fused=self.implementation == "fused",
             foreach=self.implementation == "foreach",
         )
+
+    def _class(self) -> type[torch.optim.AdamW]:
+        import torch
+
+        return torch.optim.AdamW
+
+
+class Muon(AdamW):
+    """Muon (Jordan et al. 2024) for the weights of linear layers in blocks and for each expert's matrices. The update is the
+    orthogonalised momentum, scaled so that AdamW's learning rate fits (Liu et al. 2025). AdamW updates all other parameters."""
+
+    gathers_matrices: ClassVar[bool] = True
+
+    momentum: float = Field(ge=0, lt=1)
+    """Decay rate of the running mean of a matrix's gradient."""
+
+    @property
+    def capturable(self) -> bool:
+        return False
+
+    def state_bytes(self, elements: int, tensors: int) -> int | None:
+        return None  # the number of matrices is unknown
+
+    def build_for(self, trained: Sequence[Trainable]) -> torch.optim.Optimizer:
+        optimizer = super().build_for(trained)
+        regroup(optimizer, {each.parameter for each in trained if each.is_matrix}, momentum=self.momentum)
+        return optimizer
+
+    def _class(self) -> type[torch.optim.AdamW]:
+        from meshrunner.recipes.optim.muon import MuonAdamW
+
+        return MuonAdamW
+
+
+def regroup(optimizer: torch.optim.Optimizer, chosen: Collection[nn.Parameter], **settings: Any) -> None:
+    """Move the chosen parameters to parameter groups with different settings."""
+    for group in list(optimizer.param_groups):
+        moved = [each for each in group["params"] if each in chosen]
+        kept = [each for each in group["params"] if each not in chosen]
+        if moved and kept:
+            group["params"] = kept
+            optimizer.add_param_group({**group, **settings, "params": moved})
+        elif moved:
+            group.update(settings)
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> None:

@@ -112,7 +112,7 @@ def _trace(
             model, trained, _ = assemble(recipe, mesh, META)
         exchanged = network_of(model).pipeline.exchanged_bytes if pipelined else 0
         micro = recipe.accumulation(degrees.data)[1]
-        optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
+        optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build_for(trained))
         most = micro if pipelined else MICRO_BATCHES  # a pipeline schedule needs all micro batches
         for step in range(STEPS):
             if step and recipe.compile.cuda_graph:

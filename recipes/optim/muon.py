@@ -1,0 +1,80 @@
+"""Muon (Jordan et al. 2024), with AdamW for the parameters that are not matrices of blocks.
+
+Each rank gathers a matrix's momentum once, orthogonalises the whole matrix, and keeps its own shard. torch.optim.Muon instead
+communicates in every matmul of the iteration, and the bf16 rounding of the results depends on the sharding.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from meshrunner.recipes.model.init_weights import narrowed, own_indices
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the iteration: singular values x become a x + b x^3 + c x^5. Repeated, this moves all of them close to 1."""
+ITERATIONS = 5
+
+
+class MuonAdamW(torch.optim.AdamW):
+    """AdamW, but parameter groups with the key `momentum` are updated by Muon with Nesterov momentum."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step. Like fused AdamW, change nothing if the attribute `found_inf` (0-d tensor) is 1."""
+        skipped = getattr(self, "found_inf", None)
+        for group in self.param_groups:
+            for parameter in group["params"] if "momentum" in group else ():
+                if parameter.grad is not None:
+                    self._update(parameter, group, skipped)
+                    parameter.grad = None  # AdamW ignores parameters without a gradient
+        return super().step(closure)
+
+    def _update(self, parameter: nn.Parameter, group: dict[str, Any], skipped: Tensor | None) -> None:
+        state, lr, decay = self.state[parameter], group["lr"], group["lr"] * group["weight_decay"]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        assert parameter.grad is not None
+        gradient, mean, weight = map(_local, (parameter.grad, state["momentum_buffer"], parameter))
+        if skipped is not None:  # with the mean itself as the gradient, the mean stays unchanged
+            gradient = torch.where(skipped.to(torch.bool), mean, gradient)
+            lr, decay = lr * (1 - skipped), decay * (1 - skipped)
+        mean.lerp_(gradient, 1 - group["momentum"])
+        update = orthogonalised(_whole(gradient.lerp(mean, group["momentum"]).bfloat16(), parameter))
+        own = own_indices(parameter)
+        own[:-2] = map(range, update.shape[:-2])  # a stack's matrices are not gathered
+        update = narrowed(update, own)
+        # An orthogonal matrix has entries of root mean square 1 / sqrt(longer side); AdamW's updates have about 0.2.
+        scale = 0.2 * math.sqrt(max(parameter.shape[-2:]))
+        weight.mul_(1 - decay).sub_(update.float() * (lr * scale))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole(shard: Tensor, parameter: Tensor) -> Tensor:
+    """Gather the rows and columns of a parameter's matrices. Of a stack, keep only the matrices of this rank."""
+    if not isinstance(parameter, DTensor):
+        return shard
+    given, mesh, matrix_dims = parameter.placements, parameter.device_mesh, range(parameter.dim() - 2, parameter.dim())
+    gathered = [Replicate() if getattr(each, "dim", None) in matrix_dims else each for each in given]
+    sharded = DTensor.from_local(shard, mesh, given, run_check=False, shape=parameter.shape, stride=parameter.stride())
+    return sharded.redistribute(placements=gathered).to_local()
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """Replace the singular values of each matrix by values near 1, by Newton-Schulz iteration. matrices: bf16,
+    [rows, columns] or [matrices, rows, columns]."""
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    add_matmul = torch.addmm if x.dim() == 2 else torch.baddbmm
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = add_matmul(x, add_matmul(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
