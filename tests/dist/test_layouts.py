@@ -217,7 +217,7 @@ BF16 = [
     (2, "parallelism=fsdp2 micro_batch=6 precision=bf16"),
     (2, "parallelism=fsdp1 micro_batch=6 precision=bf16"),
 ]
-OF_REFERENCE = ("model", "data", "seq_len", "precision")
+OF_REFERENCE = ("model", "data", "seq_len", "precision", "loss.z", "optimizer.no_decay", "optimizer.weight_decay")
 """Beginnings of the overrides that a layout shares with the run in one process."""
 
 
