@@ -42,7 +42,6 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
 
         fuse_collectives(mesh.get_group("tensor"))
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    recipe.optimizer.check_names([name for name, _ in network.named_parameters()])
     matrices = network.matrices()
     # 3. The wrap plan also uses module names, so it is made before activation checkpointing wraps modules.
     plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from meshrunner.recipes.model.base import check_patterns, matches
+from meshrunner.recipes.model.base import matches
 from meshrunner.recipes.option import Option
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Optimizer(Option):
 
     lr: float = Field(gt=0)
     """Base learning rate, before the schedule's factor."""
+    no_decay: list[str] = []
+    """Patterns of names, such as `*norm.weight`. Parameters that match a pattern get no weight decay."""
     skip_above: float | None = Field(None, gt=0)
     """Skip updates whose loss or gradient norm is this number of standard deviations above the mean of the last 128 updates."""
 
@@ -45,12 +47,12 @@ class Optimizer(Option):
         """Return the bytes of optimizer state for `tensors` parameters with `elements` elements in total; None if unknown."""
         return None
 
-    def check_names(self, names: Collection[str]) -> None:
-        """Raise ConfigError if a pattern of this option matches none of a model's parameter names."""
-
     def build_for(self, trained: Sequence[Trainable]) -> torch.optim.Optimizer:
-        """Build the optimizer for named parameters. Override this method if the update depends on names."""
-        return self.build([each.parameter for each in trained])
+        """Build the optimizer for named parameters, without weight decay for those that `no_decay` matches."""
+        optimizer = self.build([each.parameter for each in trained])
+        undecayed = {each.parameter for each in trained if matches(self.no_decay, each.name)}
+        regroup(optimizer, undecayed, weight_decay=0.0)
+        return optimizer
 
     @abstractmethod
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -66,8 +68,6 @@ class AdamW(Optimizer):
     """Number added to the root of the running mean of the squared gradient."""
     weight_decay: float = Field(ge=0)
     """Decoupled weight decay, applied to every parameter that `no_decay` does not match."""
-    no_decay: list[str] = []
-    """Patterns of parameter names without weight decay, such as `*norm.weight`."""
     implementation: Literal["fused", "foreach", "for_loop"]
     """fused: one kernel for all parameters; foreach: one kernel per operation; for_loop: one parameter at a time."""
 
@@ -78,15 +78,6 @@ class AdamW(Optimizer):
     def state_bytes(self, elements: int, tensors: int) -> int | None:
         """Return the bytes of two fp32 moments per element and one fp32 step count per parameter."""
         return 8 * elements + 4 * tensors
-
-    def check_names(self, names: Collection[str]) -> None:
-        check_patterns("optimizer.no_decay", self.no_decay, names)
-
-    def build_for(self, trained: Sequence[Trainable]) -> torch.optim.Optimizer:
-        optimizer = super().build_for(trained)
-        undecayed = {each.parameter for each in trained if matches(self.no_decay, each.name)}
-        regroup(optimizer, undecayed, weight_decay=0.0)
-        return optimizer
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
         return self._class()(

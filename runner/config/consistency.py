@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from meshrunner.recipes import compatibility
 from meshrunner.recipes.compile.base import WARM_UP
 from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.recipes.model.base import check_patterns
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.config.validation import listed
 
@@ -93,9 +94,11 @@ def remarks(experiment: Experiment) -> list[str]:
         if layout.reshard_after_forward not in ("auto", "always"):
             unused.append("parallelism.reshard_after_forward")
         found += [f"{key} has no effect: {layout.kind} has no FSDP units" for key in unused]
-    if not (experiment.model.freeze or wrap.needs_network or layout.checks_units):
+    no_decay = experiment.optimizer.no_decay
+    if not (experiment.model.freeze or no_decay or wrap.needs_network or layout.checks_units):
         return found
     network = experiment.model.on_meta(experiment.seq_len)
+    check_patterns("optimizer.no_decay", no_decay, [name for name, _ in network.named_parameters()])
     units = wrap.plan(network, layout.reshard(shard=2))
     _check_units_in_blocks(experiment, network, units)
     layout.check_units(network, units)

@@ -29,6 +29,8 @@ SOME = [
     "parallelism=fsdp2 model.freeze=[tok_embeddings.*,layers.1.*] parallelism.reshard_after_forward=never global_batch=6",
     "parallelism=fsdp2 parallelism.buffers=max_pool log_every=3",
     "parallelism=tp loss=chunked loss.tokens=16",
+    "parallelism=tp loss=chunked loss.tokens=16 loss.z=0.1 optimizer=muon optimizer.no_decay=[*norm.weight]",
+    "parallelism=fsdp2 optimizer=muon optimizer.skip_above=3 loss.z=0.1",
 ]
 PROFILED = ("profiler=memory", "profiler.ranks=all", "profiler.steps=2", "steps=5", "measure_after=2", "data=random")
 ATTENTION = "model.dim=48 model.n_heads=6 model.n_kv_heads=2"
@@ -54,7 +56,8 @@ SPACE: dict[str, list[str]] = {
     "recomputed": ["", "", *(f"activation_checkpoint={each}" for each in ("full", "selective_op", "selective_layer"))],
     "loss": ["", "loss=chunked loss.tokens=16", "loss=chunked loss.tokens=50"],
     "clipped": ["", "max_grad_norm=0.2", "max_grad_norm=null"],
-    "optimizer": ["", "", "optimizer.implementation=foreach", "optimizer.implementation=for_loop"],
+    "optimizer": ["", "optimizer=muon", "optimizer.implementation=foreach", "optimizer.implementation=for_loop"],
+    "extras": ["", "", "optimizer.skip_above=3", "loss.z=0.1", "optimizer.no_decay=['*norm*']"],
     "read": ["", "log_every=3"],
 }
 LAYOUTS: dict[int, list[str]] = {

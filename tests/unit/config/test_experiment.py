@@ -341,6 +341,9 @@ def test_all_problems_are_listed_together() -> None:
         (["parallelism=fsdp1_tp", "model.tie_embeddings=true"], 4, "FSDP1 does not keep parameters tied"),
         (["parallelism=fsdp2_tp", "seq_len=255"], 4, "parallelism.tensor does not divide seq_len"),
         (["model.freeze=[nothing.*]"], 2, "'nothing.*' matches no parameter"),
+        (["optimizer.no_decay=[norm.*,nothing.*]"], 2, "optimizer.no_decay: 'nothing.*' matches no parameter"),
+        (["optimizer=muon", "parallelism=fsdp1"], 2, "muon gathers every matrix"),
+        (["optimizer=muon", "parallelism.cpu_offload=true"], 2, "muon gathers every matrix"),
         (["wrap=rules", "wrap.rules=[{match: Experts}]"], 2, "wrap.rules[0]: 'Experts' matches no module"),
         (["compile=per_block", "compile.backend=inductr"], 2, "no backend 'inductr'. Did you mean 'inductor'?"),
         (

@@ -103,6 +103,33 @@ def test_softmax_of_bf16_logits_is_fp32() -> None:
         assert value.item() == pytest.approx(gradients(loss)[0].item(), rel=1e-2)
 
 
+@pytest.mark.parametrize("name", ["output", "head"])
+@pytest.mark.parametrize("kind", ["plain", "chunked"])
+def test_z_loss_changes_the_gradient_but_not_the_value(kind: str, name: str) -> None:
+    """One target is ignored, as targets behind the end of multi-token prediction are."""
+    z, keys = 0.3, {"chunked": {"tokens": 50}}.get(kind, {})
+    hidden, targets = torch.randn(BATCH, SEQ, DIM), torch.randint(1000, (BATCH, SEQ))
+    targets[1, 5] = -100
+    found = []
+    for loss in (None, Loss.resolve(kind).model_validate({"kind": kind, "z": z, **keys})):
+        torch.manual_seed(0)
+        head, x = Head(1000, DIM, name), hidden.clone().requires_grad_()
+        if loss is None:
+            logits = head(x)
+            value = cross_entropy(logits, targets) / targets.numel()
+            square = logits.logsumexp(-1).square() * (targets != -100)
+            (value + z * square.sum() / targets.numel()).backward()
+        else:
+            assert isinstance(loss, Loss)
+            head.loss = loss.install(getattr(head, "output", None), loss.summed())
+            value = head(x, targets)
+            value.backward()
+        assert x.grad is not None and head.projection.weight.grad is not None
+        found.append((value.detach(), x.grad, head.projection.weight.grad))
+    for expected, each in zip(*found, strict=True):
+        assert (each - expected).norm() / expected.norm() < 1e-6
+
+
 @pytest.mark.slow
 def test_chunked_loss_never_holds_all_logits() -> None:
     def peak(loss: Loss) -> int:
