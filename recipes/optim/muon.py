@@ -1,7 +1,11 @@
 """Muon (Jordan et al. 2024), with AdamW for the parameters that are not matrices of blocks.
 
 Each rank gathers a matrix's momentum once, orthogonalises the whole matrix, and keeps its own shard. torch.optim.Muon instead
-communicates in every matmul of the iteration, and the bf16 rounding of the results depends on the sharding.
+communicates in every matmul of the iteration.
+
+The iteration amplifies differences between gradients, even those of rounding. After 10 steps of a small model, the updates of
+DDP, HSDP, FSDP2, tensor, pipeline and expert parallelism differ from those of one process by at most 2e-5 with
+`iteration_dtype=fp32` and 4e-2 with bf16, and the losses by 2e-7 and 7e-7 (||difference|| / ||update|| of any parameter).
 """
 
 import math
@@ -21,6 +25,9 @@ ITERATIONS = 5
 
 class MuonAdamW(torch.optim.AdamW):
     """AdamW, but parameter groups with the key `momentum` are updated by Muon with Nesterov momentum."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's method needs a step count for every parameter
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -43,7 +50,7 @@ class MuonAdamW(torch.optim.AdamW):
             gradient = torch.where(skipped.to(torch.bool), mean, gradient)
             lr, decay = lr * (1 - skipped), decay * (1 - skipped)
         mean.lerp_(gradient, 1 - group["momentum"])
-        update = orthogonalised(_whole(gradient.lerp(mean, group["momentum"]).bfloat16(), parameter))
+        update = orthogonalised(_whole(gradient.lerp(mean, group["momentum"]).to(group["iteration_dtype"]), parameter))
         own = own_indices(parameter)
         own[:-2] = map(range, update.shape[:-2])  # a stack's matrices are not gathered
         update = narrowed(update, own)
@@ -67,7 +74,7 @@ def _whole(shard: Tensor, parameter: Tensor) -> Tensor:
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """Replace the singular values of each matrix by values near 1, by Newton-Schulz iteration. matrices: bf16,
+    """Replace the singular values of each matrix by values near 1, by Newton-Schulz iteration. matrices:
     [rows, columns] or [matrices, rows, columns]."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]

@@ -104,6 +104,8 @@ class Muon(AdamW):
 
     momentum: float = Field(ge=0, lt=1)
     """Decay rate of the running mean of a matrix's gradient."""
+    iteration_dtype: Literal["bf16", "fp32"]
+    """dtype in which matrices are gathered and orthogonalised. bf16: faster; fp32: layouts agree better."""
 
     @property
     def capturable(self) -> bool:
@@ -113,8 +115,12 @@ class Muon(AdamW):
         return None  # the number of matrices is unknown
 
     def build_for(self, trained: Sequence[Trainable]) -> torch.optim.Optimizer:
+        import torch
+
         optimizer = super().build_for(trained)
-        regroup(optimizer, {each.parameter for each in trained if each.is_matrix}, momentum=self.momentum)
+        matrices = {each.parameter for each in trained if each.is_matrix}
+        dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[self.iteration_dtype]
+        regroup(optimizer, matrices, momentum=self.momentum, iteration_dtype=dtype)
         return optimizer
 
     def _class(self) -> type[torch.optim.AdamW]:

@@ -51,7 +51,7 @@ class Run:
         self.degrees = self.recipe.parallelism.degrees(1, dist.get_world_size())
         mesh = build_mesh("cpu", self.degrees)
         self.model, self.trained, _ = assemble(self.recipe, mesh, CPU)
-        self.optimizer = self.recipe.optimizer.build([each.parameter for each in self.trained])
+        self.optimizer = self.recipe.optimizer.build_for(self.trained)
         self.sequences = self.recipe.data.open(DataSpec(self.recipe.model.vocab_size, self.recipe.seq_len, 0))
         self.ranks = {"rank": mesh.get_rank() // self.degrees.tensor, "ranks": self.degrees.data}
 

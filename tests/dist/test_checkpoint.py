@@ -89,7 +89,7 @@ def assembled(*overrides: str) -> Assembled:
     degrees = recipe.parallelism.degrees(1, dist.get_world_size())
     mesh = build_mesh("cpu", degrees)
     model, trained, parameters = assemble(recipe, mesh, CPU)
-    optimizer = recipe.optimizer.build([each.parameter for each in trained])
+    optimizer = recipe.optimizer.build_for(trained)
     global_batch, _ = recipe.accumulation(degrees.data)
     loader = Loader(
         recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),

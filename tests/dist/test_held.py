@@ -65,7 +65,7 @@ def measured(overrides: tuple[str, ...]) -> tuple[int, int, int]:
     degrees = recipe.parallelism.degrees(1, dist.get_world_size())
     mesh = build_mesh("cpu", degrees)
     model, trained, _ = assemble(recipe, mesh, torch.device("cpu"))
-    optimizer = recipe.optimizer.build([each.parameter for each in trained])
+    optimizer = recipe.optimizer.build_for(trained)
     loader = Loader(
         recipe.data.open(DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed)),
         global_batch=recipe.accumulation(degrees.data)[0],

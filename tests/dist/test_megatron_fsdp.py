@@ -135,7 +135,7 @@ def built_optimizer(overrides: tuple[str, ...]) -> list[tuple[bool, set[float], 
         with on_cpu(), patch.object(megatron_fsdp, "without_update", guard):
             model, trained, _ = assemble(recipe, build_mesh("cpu", recipe.parallelism.degrees(1, 2)), CPU)
             before = whole_values(model, gradients=False)
-            built = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
+            built = recipe.parallelism.optimizer(model, recipe.optimizer.build_for(trained))
             after = whole_values(model, gradients=False)
         moved = not all(torch.equal(before[name], after[name]) for name in before)
         steps = {float(state["step"]) for state in built.state.values()}
@@ -239,9 +239,7 @@ def held_and_moved(cases: list[tuple[str, ...]]) -> list[dict[str, int]]:
         with on_cpu():
             model: Any
             model, trained, _ = assemble(recipe, build_mesh("cpu", degrees), CPU)
-            optimizer = recipe.parallelism.optimizer(
-                model, recipe.optimizer.build([each.parameter for each in trained])
-            )
+            optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build_for(trained))
             for _ in range(2):
                 with Communicated() as seen:
                     backward(recipe, model, [(tokens, tokens)] * recipe.accumulation(degrees.data)[1])

@@ -131,7 +131,7 @@ def _measured(case: str) -> StepPeak:
     degrees = recipe.parallelism.degrees(1, dist.get_world_size())
     mesh, cpu = build_mesh("cpu", degrees), torch.device("cpu")
     model, trained, _ = assemble(recipe, mesh, cpu)
-    optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build([each.parameter for each in trained]))
+    optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build_for(trained))
     micro = recipe.accumulation(degrees.data)[1]
     ledger = MemoryLedger()
     for step in range(6):

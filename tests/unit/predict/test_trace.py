@@ -185,7 +185,7 @@ def test_ddp_reduces_its_rebuilt_buckets_while_backward_continues(tmp_path: Path
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
         model, trained, _ = assemble(recipe, build_mesh("cpu", Degrees(1, 1, 1)), torch.device("cpu"))
-        optimizer = recipe.optimizer.build([each.parameter for each in trained])
+        optimizer = recipe.optimizer.build_for(trained)
         row = torch.zeros(1, recipe.seq_len, dtype=torch.int64)
         for _ in range(3):
             pretrain.update(recipe, model, trained, optimizer, [(row, row)], 1e-3)
