@@ -187,7 +187,7 @@ FIGURES: tuple[Figure, ...] = (
            over_ranks="mean", optional=True),
     Figure("train/grad_norm", "", "grad norm", "{:.3f}".format, "", "",
            "2-norm of the whole gradient before clipping, the same on every rank and in every layout"),
-    Figure("train/skipped", "", "skipped updates", "{:,.0f}".format, "sum", "median",
+    Figure("train/skipped", "", "", "{:,.0f}".format, "sum", "",
            "with `optimizer.skip_above`: 1 if the update was skipped, else 0. The summary has the number of skipped updates",
            over_ranks="mean", optional=True),
     Figure("train/lr", "", "", NUMBER, "", "", "learning rate of the step"),

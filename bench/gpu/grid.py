@@ -23,7 +23,9 @@ REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoi
 EXPERT_REFERENCE = "model=moe_tiny parallelism=single precision=fp32"
 HYBRID_REFERENCE = "model=hybrid_tiny parallelism=single precision=fp32 model.mamba.kernel=torch"
 MTP_REFERENCE = f"{HYBRID_REFERENCE} model.mtp.depth=2"
+MUON_REFERENCE = "optimizer=muon parallelism=single precision=fp32"
 REFERENCES = {
+    "optimizer=muon": MUON_REFERENCE,
     "model.mtp.depth=2": MTP_REFERENCE,
     "model=hybrid_tiny": HYBRID_REFERENCE,
     "model=moe_tiny": EXPERT_REFERENCE,
@@ -93,6 +95,8 @@ REST = [
     "precision=float8 precision.scaling=rowwise_with_gw_hp compile=per_block activation_checkpoint=full",
     "precision=bf16 compile=per_block compile.allow_buffer_reuse=false",
     "precision=fp32 optimizer.implementation=foreach",
+    "precision=bf16 optimizer=muon",
+    "precision=fp32 optimizer.skip_above=5",
     "precision=fp32 wrap=root_only",
     "precision=fp32 wrap=size wrap.min_parameters=10000",
     "precision=fp32 parallelism.reshard_after_forward=never",

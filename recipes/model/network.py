@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from meshrunner.recipes.loss.base import LossFunction
     from meshrunner.recipes.model.context import Context
-    from meshrunner.recipes.optim.outliers import Outliers
 
 
 class Network(nn.Module):
@@ -35,8 +34,8 @@ class Network(nn.Module):
     """Mesh with dimensions `expert_shard` and `expert`; None unless experts are distributed over several devices."""
     document_end: int | None = None
     """Token that ends each document, if tokens attend only to their own document; None if they attend to all earlier tokens."""
-    outliers: Outliers | None = None
-    """Finds the optimizer steps to skip; None unless `optimizer.skip_above` is set."""
+    outliers: Any = None
+    """The `Outliers` that finds the optimizer steps to skip; None unless `optimizer.skip_above` is set."""
     pipeline: Any = None
     """The `Pipeline` that trains this rank's stages; None unless the network is cut into stages."""
     observed: Mapping[str, Tensor] = MappingProxyType({})

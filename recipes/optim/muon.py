@@ -21,6 +21,7 @@ from meshrunner.recipes.model.init_weights import narrowed, own_indices
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the iteration: singular values x become a x + b x^3 + c x^5. Repeated, this moves all of them close to 1."""
 ITERATIONS = 5
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class MuonAdamW(torch.optim.AdamW):
@@ -50,7 +51,9 @@ class MuonAdamW(torch.optim.AdamW):
             gradient = torch.where(skipped.to(torch.bool), mean, gradient)
             lr, decay = lr * (1 - skipped), decay * (1 - skipped)
         mean.lerp_(gradient, 1 - group["momentum"])
-        update = orthogonalised(_whole(gradient.lerp(mean, group["momentum"]).to(group["iteration_dtype"]), parameter))
+        update = orthogonalised(
+            _whole(gradient.lerp(mean, group["momentum"]).to(DTYPES[group["iteration_dtype"]]), parameter)
+        )
         own = own_indices(parameter)
         own[:-2] = map(range, update.shape[:-2])  # a stack's matrices are not gathered
         update = narrowed(update, own)

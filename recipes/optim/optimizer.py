@@ -115,12 +115,9 @@ class Muon(AdamW):
         return None  # the number of matrices is unknown
 
     def build_for(self, trained: Sequence[Trainable]) -> torch.optim.Optimizer:
-        import torch
-
         optimizer = super().build_for(trained)
         matrices = {each.parameter for each in trained if each.is_matrix}
-        dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[self.iteration_dtype]
-        regroup(optimizer, matrices, momentum=self.momentum, iteration_dtype=dtype)
+        regroup(optimizer, matrices, momentum=self.momentum, iteration_dtype=self.iteration_dtype)
         return optimizer
 
     def _class(self) -> type[torch.optim.AdamW]:

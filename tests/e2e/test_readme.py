@@ -29,6 +29,7 @@ GUIDES = (
     "context",
     "pipeline",
     "buffers",
+    "optimizers",
     "add_a_model",
 )
 
