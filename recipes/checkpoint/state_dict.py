@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.base import clean_name
-from meshrunner.recipes.model.network import network_of
+from meshrunner.recipes.model.network import Network
 
 State = dict[str, dict[str, Any]]
 """`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are parameter names of the unwrapped network.
@@ -30,7 +30,7 @@ State = dict[str, dict[str, Any]]
 
 def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Return a model's and optimizer's state: tensors to save, or to load a checkpoint into. All ranks must call `get_state`."""
-    outliers = network_of(model).outliers
+    outliers = next((each.outliers for each in model.modules() if isinstance(each, Network)), None)
     others = {} if outliers is None else {"outliers": outliers.state}
     if patch_if_needed(model):
         return _get_fsdp1_state(model, optimizer) | others
@@ -57,13 +57,11 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
 
 def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load a checkpoint into a model and optimizer, or raise ConfigError if it does not fit. All ranks must call `restore`."""
-    state, reader = get_state(model, optimizer), FileSystemReader(stored.path)
-    if not any(key.startswith("outliers.") for key in reader.read_metadata().state_dict_metadata):
-        state.pop(
-            "outliers", None
-        )  # the checkpoint was saved without optimizer.skip_above: start with an empty history
+    state = get_state(model, optimizer)
+    if "outliers" in state and stored.record.config["optimizer"].get("skip_above") is None:
+        del state["outliers"]  # the checkpoint has no history, so the run starts with an empty one
     try:
-        load(dict(state), storage_reader=reader)
+        load(dict(state), storage_reader=FileSystemReader(stored.path))
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         raise ConfigError(

@@ -51,9 +51,8 @@ class MuonAdamW(torch.optim.AdamW):
             gradient = torch.where(skipped.to(torch.bool), mean, gradient)
             lr, decay = lr * (1 - skipped), decay * (1 - skipped)
         mean.lerp_(gradient, 1 - group["momentum"])
-        update = orthogonalised(
-            _whole(gradient.lerp(mean, group["momentum"]).to(DTYPES[group["iteration_dtype"]]), parameter)
-        )
+        momentum = gradient.lerp(mean, group["momentum"]).to(DTYPES[group["iteration_dtype"]])
+        update = orthogonalised(_whole(momentum, parameter))
         own = own_indices(parameter)
         own[:-2] = map(range, update.shape[:-2])  # a stack's matrices are not gathered
         update = narrowed(update, own)
