@@ -84,7 +84,7 @@ class Decoder(Model):
         def n_layers(self) -> int: ...
 
         @property
-        def head_dim(self) -> int: ...
+        def head_dim(self) -> int | None: ...
 
     dim: Annotated[int, whole(at_most=2**17)]
     """Width of the residual stream."""
@@ -102,10 +102,19 @@ class Decoder(Model):
     """Number added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
     """Whether to use the embedding table as output projection."""
+    qkv_bias: bool = False
+    """Whether to add a bias to queries, keys and values, as in Qwen2."""
+    qk_norm: bool = False
+    """Whether to apply RMSNorm to each query head and key head before they are rotated, as in Qwen3."""
 
     @property
     def ties_embeddings(self) -> bool:
         return self.tie_embeddings
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.head_dim or self.dim // self.n_heads
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -153,7 +162,7 @@ class Decoder(Model):
             goes_backward = goes_backward or trained
             passes = 3 if goes_backward else 1
             attends = name.endswith("attention.wv.weight")
-            attention = 4 * self.n_heads * self.head_dim * seq_len * passes * attends
+            attention = 4 * self.n_heads * self.head_width * seq_len * passes * attends
             yield name, Flops(total + self.other_flops(name) * passes + attention, attention)
 
     @property

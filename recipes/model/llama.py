@@ -19,20 +19,18 @@ class Llama(Decoder):
 
     n_layers: Annotated[int, whole(at_most=2_000)]
     """Number of blocks."""
+    head_dim: Annotated[int | None, whole(None, at_most=2**16)] = None
+    """Width of one attention head; null: dim / n_heads."""
 
     def check_heads(self) -> None:
-        if self.dim % self.n_heads:
+        if self.head_dim is None and self.dim % self.n_heads:
             raise PydanticCustomError("heads", f"dim({self.dim}) is not a multiple of n_heads({self.n_heads})")
-        if self.head_dim % 2 and self.rope_theta is not None:
+        if self.head_width % 2 and self.rope_theta is not None:
+            width = f"dim({self.dim}) / n_heads({self.n_heads}) =" if self.head_dim is None else "head_dim"
             raise PydanticCustomError(
-                "heads",
-                f"dim({self.dim}) / n_heads({self.n_heads}) = {self.head_dim} is odd, but rotary embeddings rotate pairs",
+                "heads", f"{width} {self.head_width} is odd, but rotary embeddings rotate pairs"
             )
         super().check_heads()
-
-    @property
-    def head_dim(self) -> int:
-        return self.dim // self.n_heads
 
     def at_depth(self, blocks: int) -> Self:
         return self.model_copy(update={"n_layers": blocks})

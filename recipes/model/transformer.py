@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from meshrunner.recipes.loss.base import with_gradient_of
 from meshrunner.recipes.model.documents import Documents, Rope, find_documents
-from meshrunner.recipes.model.network import ONES, Initial, Network, TruncatedNormal
+from meshrunner.recipes.model.network import ONES, ZEROS, Initial, Network, TruncatedNormal
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.context import Context
@@ -54,6 +54,16 @@ class RMSNorm(nn.Module):
         return {"": SequenceParallel()} if sequence_parallel else {}
 
 
+class HeadNorm(RMSNorm):
+    """RMSNorm of each attention head. x: [batch, seq, heads, head_dim]."""
+
+    def styles(self, sequence_parallel: bool) -> TensorPlan:
+        """Return a style for heads that are split over ranks. The weight's gradient is summed over the ranks."""
+        from torch.distributed.tensor.parallel import SequenceParallel
+
+        return {"": SequenceParallel(sequence_dim=2, use_local_output=True)}
+
+
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """Return the rotation angle of each pair of elements, in radians per position: [head_dim / 2], fp32, on the CPU. The order of
     operations is the same as in transformers' `_compute_llama3_parameters`, so that rounding is equal. At position 8,000, a
@@ -86,7 +96,8 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     or [batch, seq, 2, head_dim]."""
     cos, sin = rope.unsqueeze(-3).unbind(-2)
     swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)
-    return torch.addcmul(x * cos, swapped, sin).type_as(x)
+    # Not addcmul, which rounds only once: fp32 logits are bit-equal to those of transformers.
+    return (x * cos).add_(swapped * sin).type_as(x)
 
 
 def lacks_grouped_kernel(query: Tensor, masked: bool) -> bool:
@@ -104,19 +115,23 @@ class Attention(nn.Module):
 
     def __init__(self, config: Decoder) -> None:
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim = config.head_width
         self.queries_per_key = config.n_heads // config.n_kv_heads
-        q_dim, kv_dim = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        self.wq = nn.Linear(config.dim, q_dim, bias=False)
-        self.wk = nn.Linear(config.dim, kv_dim, bias=False)
-        self.wv = nn.Linear(config.dim, kv_dim, bias=False)
+        q_dim, kv_dim = config.n_heads * self.head_dim, config.n_kv_heads * self.head_dim
+        self.wq = nn.Linear(config.dim, q_dim, bias=config.qkv_bias)
+        self.wk = nn.Linear(config.dim, kv_dim, bias=config.qkv_bias)
+        self.wv = nn.Linear(config.dim, kv_dim, bias=config.qkv_bias)
         self.wo = nn.Linear(q_dim, config.dim, bias=False)
+        self.q_norm = HeadNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = HeadNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, rope: Rope) -> Tensor:
         """Attend within each sequence, or within each document if `rope` has documents. x: [batch, seq, dim]."""
         rope, mask = rope if isinstance(rope, Documents) else (rope, None)
         # [batch, seq, dim] -> [batch, seq, heads, head_dim]. -1, because a tensor-parallel rank has only some heads.
         q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [batch, heads, seq, head_dim]
@@ -250,6 +265,8 @@ class Transformer(Network):
     def initial(self, name: str) -> Initial:
         if name.endswith("norm.weight"):
             return ONES
+        if name.endswith(".bias"):
+            return ZEROS
         if name in ("tok_embeddings.weight", "output.weight"):
             return TruncatedNormal(self.config.dim**-0.5)
         if name.endswith(("attention.wo.weight", "feed_forward.w2.weight")):
@@ -265,4 +282,4 @@ class Transformer(Network):
         c = self.config
         if c.rope_theta is not None:
             device = torch.get_default_device()
-            self.rope = self.own(rope_table(c.head_dim, self.seq_len, c.rope_theta, c.rope_scaling, device), 0)
+            self.rope = self.own(rope_table(c.head_width, self.seq_len, c.rope_theta, c.rope_scaling, device), 0)

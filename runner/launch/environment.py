@@ -78,7 +78,7 @@ def sdpa_backend(experiment: Experiment, device: str) -> str | None:
     """Return torch's attention backend on a device, such as `flash_attention`, or None for a model without attention."""
     import torch
 
-    if (head_dim := getattr(experiment.model, "head_dim", None)) is None:
+    if (head_dim := getattr(experiment.model, "head_width", None)) is None:
         return None
     torch.use_deterministic_algorithms(experiment.deterministic)  # `train` also sets this, but later
     dtype = experiment.precision.on(device).param_dtype
