@@ -35,6 +35,7 @@ from meshrunner.recipes.optim.optimizer import step_if_finite
 from meshrunner.recipes.parallelism.mesh import build_mesh, place
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.recipes.stop import stop_agreement
+from meshrunner.recipes.weights.check import KEY, hugging_face_folder
 
 
 class Prepared(NamedTuple):
@@ -82,6 +83,12 @@ def prepare(
         restore(stored, model, optimizer)
         done, consumed = stored.record.step, Consumed(stored.record.sequences, stored.record.tokens)
         meter.resumed(done, consumed.tokens)
+    elif recipe.model.weights is not None and hugging_face_folder(recipe.model) is None:
+        from meshrunner.recipes.checkpoint.state_dict import restore
+
+        meter.doing("loading the initial weights")
+        if (start := choose_checkpoint(recipe.model.weights, None, KEY)) is not None:
+            restore(start, model, optimizer=None)
     training = Training(config, recipe.steps, recipe.seed, model, optimizer, parameters, global_batch)
     saver = recipe.checkpoint.saver(checkpoints, training) if checkpoints is not None else None
     # 7. The loader comes last, because its thread starts to read batches at once.

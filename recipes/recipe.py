@@ -1,8 +1,9 @@
 """The configuration of a training run: model, data and training. Launch and measurement settings are in `Experiment`."""
 
+from contextlib import suppress
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, ValidationError
 
 from meshrunner.recipes.activation_checkpoint.base import ActivationCheckpoint
 from meshrunner.recipes.checkpoint.base import Checkpoint
@@ -113,13 +114,20 @@ class Recipe(Section):
     def resumed_from(self, record: Record) -> Self:
         """Return this recipe for a run that resumes from a checkpoint. If global_batch is null, use the checkpoint's value.
         Raise ConfigError if the checkpoint holds another model or a step after the last step of this run."""
-        changed = differences(record.config["model"], self.model.model_dump(mode="json"), "model")
-        if lines := "".join(
-            f"\n  {key}: {old!r} in the checkpoint, {new!r} now"
-            for key, old, new in changed
-            if "freeze" not in key and not key.endswith(".kernel")
-        ):
-            raise ConfigError(f"the checkpoint of step {record.step} was saved with another model:{lines}")
+        self.refuse_other_model(record)
         if record.step > self.steps:
             raise ConfigError(f"steps({self.steps}) is less than the checkpoint's step({record.step}); raise steps")
-        return self.model_copy(update={"global_batch": self.global_batch or record.global_batch})
+        model = self.model.model_copy(update={"weights": None})  # the checkpoint replaces the initial weights
+        return self.model_copy(update={"global_batch": self.global_batch or record.global_batch, "model": model})
+
+    def refuse_other_model(self, record: Record) -> None:
+        """Raise ConfigError if a checkpoint holds a model of another kind or other shapes."""
+        saved = record.config["model"]
+        with suppress(ValidationError):  # adds the defaults of keys newer than the checkpoint
+            saved = type(self.model).model_validate(saved).model_dump(mode="json")
+        if lines := "".join(
+            f"\n  {key}: {old!r} in the checkpoint, {new!r} now"
+            for key, old, new in differences(saved, self.model.model_dump(mode="json"), "model")
+            if key not in ("model.freeze", "model.weights") and not key.endswith(".kernel")
+        ):
+            raise ConfigError(f"the checkpoint of step {record.step} was saved with another model:{lines}")

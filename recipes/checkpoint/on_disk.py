@@ -171,25 +171,43 @@ def good_checkpoints(folder: Path, *, may_ignore: bool = True) -> tuple[list[Sto
     return good, [f"skipping the checkpoint {path}: {problem}" for path, problem in damaged.items()]
 
 
-def candidates(load: str | None, own: Path | None) -> tuple[list[StoredCheckpoint], list[str]]:
+def candidates(
+    load: str | None, own: Path | None, key: str = "checkpoint.load"
+) -> tuple[list[StoredCheckpoint], list[str]]:
     """Return the good checkpoints in `own` (the run's `checkpoints` directory), newest first. If there are none, return those
     in `load`. Also return a warning for each damaged checkpoint. Raises ConfigError if `own` has checkpoints in another format
-    and no good checkpoint, or if `load` is given and neither directory has a good checkpoint."""
+    and no good checkpoint, or if `load` is given and neither directory has a good checkpoint. key: the key with the value `load`."""
     found, warnings = good_checkpoints(own, may_ignore=False) if own else ([], [])
     if found or load is None:
         return found, warnings
-    path = Path(load).expanduser().absolute()
-    if not path.is_dir():
-        raise ConfigError(f"checkpoint.load: no such directory: {path}; expected a run directory or one checkpoint")
-    if NAME.fullmatch(path.name) or (path / RECORD).exists():
-        try:
-            return [read_checkpoint(path)], warnings
-        except Damaged as error:
-            raise ConfigError(f"checkpoint.load: the checkpoint {path} cannot be used: {error}") from None
-    elsewhere, more = good_checkpoints(path / FOLDER)
-    if not elsewhere:
-        raise ConfigError("\n  ".join([f"checkpoint.load: {path} contains no usable checkpoint", *more]))
+    elsewhere, more = named_checkpoints(load, key)
     return elsewhere, warnings + more
+
+
+def named_checkpoints(name: str, key: str) -> tuple[list[StoredCheckpoint], list[str]]:
+    """Return the good checkpoints in a run directory, newest first, or the checkpoint `name`. Also return a warning for each
+    damaged checkpoint. Raise ConfigError if no checkpoint is good. key: the configuration key with the value `name`."""
+    path = Path(name).expanduser().absolute()
+    if not path.is_dir():
+        raise ConfigError(f"{key}: no such directory: {path}; expected a run directory or one checkpoint")
+    if _is_checkpoint(path):
+        try:
+            return [read_checkpoint(path)], []
+        except Damaged as error:
+            raise ConfigError(f"{key}: the checkpoint {path} cannot be used: {error}") from None
+    found, warnings = good_checkpoints(path / FOLDER)
+    if not found:
+        raise ConfigError("\n  ".join([f"{key}: {path} contains no usable checkpoint", *warnings]))
+    return found, warnings
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return NAME.fullmatch(path.name) is not None or (path / RECORD).exists()
+
+
+def holds_checkpoints(path: Path) -> bool:
+    """Return whether a path is a checkpoint or has the files of a run directory."""
+    return _is_checkpoint(path) or (path / FOLDER).is_dir() or (path / "config.yaml").is_file()
 
 
 def publish(temporary: Path, final: Path, keep: int | None) -> None:
@@ -221,7 +239,7 @@ def remove_leftovers(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | None:
+def choose_checkpoint(load: str | None, own: Path | None, key: str = "checkpoint.load") -> StoredCheckpoint | None:
     """Return the newest checkpoint whose checksums all match, or None to start from step 1. Each rank verifies its share of the
     files, and all ranks return the same result. Raises ConfigError on every rank if `candidates` raises it, or if `load` is
     given and all checkpoints are damaged."""
@@ -236,7 +254,7 @@ def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | 
         try:
             if own is not None:
                 remove_leftovers(own)
-            listed[0], warnings = candidates(load, own)
+            listed[0], warnings = candidates(load, own, key)
             for warning in warnings:
                 print(f"warning: {warning}", file=sys.stderr, flush=True)
         except Exception as error:
@@ -256,6 +274,6 @@ def choose_checkpoint(load: str | None, own: Path | None) -> StoredCheckpoint | 
             print(f"warning: skipping the checkpoint {candidate.path}: {why}", file=sys.stderr, flush=True)
     if found and load is not None:
         raise ConfigError(
-            f"checkpoint.load: every checkpoint in {load} is damaged (wrong checksums); load another run's checkpoint"
+            f"{key}: every checkpoint in {load} is damaged (wrong checksums); load another run's checkpoint"
         )
     return None

@@ -55,11 +55,16 @@ def set_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) 
     )
 
 
-def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into a model and optimizer, or raise ConfigError if it does not fit. All ranks must call `restore`."""
-    state = get_state(model, optimizer)
-    if "outliers" in state and stored.record.config["optimizer"].get("skip_above") is None:
-        del state["outliers"]  # the checkpoint has no history, so the run starts with an empty one
+def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Load a checkpoint into a model and optimizer, or raise ConfigError if it does not fit. All ranks must call `restore`.
+    optimizer: None to load only the model."""
+    if optimizer is None:
+        patch_if_needed(model)
+        state: State = {"model": dcp.get_model_state_dict(model)}
+    else:
+        state = get_state(model, optimizer)
+        if "outliers" in state and stored.record.config["optimizer"].get("skip_above") is None:
+            del state["outliers"]  # the checkpoint has no history, so the run starts with an empty one
     try:
         load(dict(state), storage_reader=FileSystemReader(stored.path))
     except CheckpointException as error:
@@ -67,7 +72,10 @@ def restore(stored: StoredCheckpoint, model: nn.Module, optimizer: torch.optim.O
         raise ConfigError(
             f"the checkpoint {stored.path} does not fit this model and optimizer: rank {rank}: {cause}"
         ) from error
-    set_state(model, optimizer, state)
+    if optimizer is None:
+        dcp.set_model_state_dict(model, state["model"])
+    else:
+        set_state(model, optimizer, state)
 
 
 def patch_if_needed(model: nn.Module) -> bool:

@@ -13,6 +13,12 @@ ROWS = [
         instead="launch.workers=1, or parallelism=fsdp2",
     ),
     Conflict(
+        when=lambda r, p, d: r.model.weights is not None and r.checkpoint.load is not None,
+        where="model.weights",
+        reason="a run starts either from initial weights or from a checkpoint",
+        instead="model.weights=null, or checkpoint.load=null",
+    ),
+    Conflict(
         when=lambda r, p, d: p.autocasts and r.precision.kind == "float8",
         where="precision",
         reason="float8 needs weights that FSDP has cast to bf16, but single and ddp keep fp32 weights and use autocast",

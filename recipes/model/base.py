@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.option import Option, whole
+from meshrunner.recipes.option import Affects, Option, whole
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
@@ -58,12 +58,15 @@ class Model(Option):
         "llama": "meshrunner.recipes.model.llama:Llama",
         "moe": "meshrunner.recipes.model.llama:MoE",
         "hybrid": "meshrunner.recipes.model.hybrid.hybrid:Hybrid",
+        "hf": "meshrunner.recipes.weights.hugging_face:HuggingFace",
     }
 
     vocab_size: Annotated[int, whole(at_most=2**24)]
     """Rows of the embedding table, at least as many as the tokenizer has tokens."""
     freeze: list[str] = []
     """Patterns of parameter names, such as `tok_embeddings.*`. Parameters that match a pattern are not trained."""
+    weights: Annotated[str | None, Affects.RESULT] = None
+    """Initial weights: a Hugging Face folder, or a run directory or checkpoint; null: random weights."""
 
     @abstractmethod
     def network(self, seq_len: int) -> Network:

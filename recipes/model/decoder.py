@@ -132,7 +132,7 @@ class Decoder(Model):
                 "rope_scaling", "rope_scaling has no effect without rope_theta; use rope_scaling=null"
             )
 
-    def weights(self) -> Iterator[tuple[str, int]]:
+    def multiplied_weights(self) -> Iterator[tuple[str, int]]:
         """Yield the name of each weight, and how many of its elements a token uses. A weight used twice is yielded twice."""
         network = self.on_meta(seq_len=1)
         names = {parameter: name for name, parameter in network.named_parameters()}
@@ -156,7 +156,7 @@ class Decoder(Model):
     def _weight_flops(self, seq_len: int) -> Iterator[tuple[str, Flops]]:
         """Yield the name and the FLOPs of each weight. A weight used twice is yielded twice."""
         goes_backward = not self.is_frozen("tok_embeddings.weight")
-        for name, size in self.weights():
+        for name, size in self.multiplied_weights():
             trained = not self.is_frozen(name)
             total = size * (2 + 2 * goes_backward + 2 * trained)
             goes_backward = goes_backward or trained

@@ -1,9 +1,11 @@
 """Initial weights that are bit-identical in all parallel layouts, on devices of the same type. Each parameter has a generator,
-seeded by the run's seed and the parameter's name. A rank draws the full parameter and keeps only its shard."""
+seeded by the run's seed and the parameter's name. A rank draws the full parameter and keeps only its shard. If the weights are
+in files, a rank reads only its shard."""
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,13 @@ def initial_value(name: str, shape: torch.Size, initial: Initial, seed: int, dev
     return initial.draw(shape, generator.manual_seed(parameter_seed(seed, name)), device)
 
 
+class Weights(Protocol):
+    """Values of all parameters of a network, stored in files."""
+
+    def read(self, name: str, part: list[range], target: Tensor) -> None:
+        """Copy a part of a parameter to `target`, a tensor of the part's shape. part: the indices along each dimension."""
+
+
 @dataclass(frozen=True)
 class Initialiser:
     """Sets the initial values of a network before, during or after sharding, without communication."""
@@ -33,6 +42,8 @@ class Initialiser:
     network: Network
     seed: int
     device: torch.device
+    weights: Weights | None = None
+    """Stored values of the parameters; None: random values."""
 
     def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
         """Allocate `model` and set its initial values. offload: put parameters on the host, but buffers on the device."""
@@ -80,7 +91,9 @@ class Initialiser:
         initial = self.network.initial(name)
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         own = own_indices(parameter)
-        if self.network.is_stack(name):
+        if self.weights is not None:
+            self.weights.read(name, own, local)
+        elif self.network.is_stack(name):
             # Draw only the matrices of this rank: a whole stack of experts can take more memory than all other parameters.
             for number, shard in enumerate(local, start=own[0].start):
                 value = initial_value(f"{name}.{number}", parameter.shape[1:], initial, self.seed, self.device)

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import refuse_secrets
+from meshrunner.recipes.weights.hugging_face import expanded
 from meshrunner.runner import shipped
 from meshrunner.runner.config.hydra import private
 from meshrunner.runner.config.hydra.hydra_errors import faults_of_hydra, missing_key
@@ -190,7 +191,7 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
     refuse_secrets(OmegaConf.to_container(task, resolve=False))
     choices = plain(config.hydra.runtime.choices)
     return Composed(
-        config=plain(task),
+        config=expanded(plain(task)),
         run_dir=(run_dir or Path(config.hydra.run.dir)).absolute(),
         overrides={
             "task": as_typed(typed(config.hydra.overrides.task)),

@@ -9,6 +9,7 @@ from meshrunner.recipes.checkpoint.on_disk import FOLDER, Record, StoredCheckpoi
 from meshrunner.recipes.config_keys import affected_by, differences, flatten
 from meshrunner.recipes.errors import ConfigError, Incompatible, NotImported
 from meshrunner.recipes.option import Affects
+from meshrunner.recipes.weights.check import check_weights
 from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.validation import listed
@@ -90,6 +91,7 @@ def fit_continuing(
         warn(warning)
     if not found:
         fit(experiment, workers)
+        check_weights(experiment)
         return experiment, None
     record, own = found[0].record, found[0].path.parent == run_dir / FOLDER
     if own and not force:

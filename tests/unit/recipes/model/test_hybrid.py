@@ -83,7 +83,7 @@ def test_nemotron_h_8b_has_the_published_shape() -> None:
 def test_weights_cover_every_parameter(overrides: tuple[str, ...]) -> None:
     model = hybrid(*overrides)
     sizes = {name: p.numel() for name, p in model.on_meta(seq_len=16).named_parameters()}
-    active = dict(model.weights())
+    active = dict(model.multiplied_weights())
     looked_up = 0 if model.tie_embeddings else model.vocab_size * model.dim
     assert sum(sizes.values()) == sum(active.values()) + looked_up + model.inactive_parameters()
     for name, size in sizes.items():
@@ -97,12 +97,12 @@ def test_flops_count_every_letter() -> None:
     """6 x active weights, attention per *, 21 x heads x head_dim x state per M, and one more output projection per depth."""
     seq_len = 16
     plain, attention = hybrid().flops_per_token(seq_len)
-    weights = sum(dict(hybrid().weights()).values())
+    weights = sum(dict(hybrid().multiplied_weights()).values())
     scores, scan, output = 12 * 8 * 32 * seq_len, 21 * 8 * 32 * 32, 4096 * 256
     assert attention == scores
     assert plain == 6 * weights + scores + 2 * scan
     deeper = hybrid("model.mtp.depth=2")
-    own = sum(size for name, size in dict(deeper.weights()).items() if name.startswith("mtp."))
+    own = sum(size for name, size in dict(deeper.multiplied_weights()).items() if name.startswith("mtp."))
     assert own == 2 * (2 * 256**2 + 3 * 256 + 2 * 256 + 2 * 256**2 + 2 * 64 * 256 + 3 * 256 * 768)
     assert deeper.flops_per_token(seq_len).total == plain + 6 * own + 2 * scores + 2 * 6 * output
 
@@ -110,7 +110,7 @@ def test_flops_count_every_letter() -> None:
 def test_frozen_blocks_take_fewer_flops() -> None:
     """Backward stops at the first trained weight. Below it, a scan has no backward either."""
     whole = hybrid().flops_per_token(16).total
-    below = [size for name, size in hybrid().weights() if name.startswith("layers.0.")]
+    below = [size for name, size in hybrid().multiplied_weights() if name.startswith("layers.0.")]
     frozen = hybrid("model.freeze=[tok_embeddings.*,layers.0.*]").flops_per_token(16).total
     first_trained = 256  # a norm, whose input needs no gradient
     assert whole - frozen == 4 * sum(below) + 2 * first_trained + 14 * 8 * 32 * 32

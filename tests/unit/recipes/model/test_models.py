@@ -310,7 +310,7 @@ def test_frozen_weights_take_fewer_flops(freeze: str, of_six: list[int]) -> None
     given = ("model=llama_tiny", "model.n_layers=4", f"model.freeze={freeze}")
     model = experiment(*given).model
     assert isinstance(model, Llama)
-    sizes = dict(model.weights())
+    sizes = dict(model.multiplied_weights())
     with torch.device("meta"):
         named = dict(model.build(seq_len=64).named_parameters())
     assert {**sizes, "tok_embeddings.weight": 4096 * 256} == {name: p.numel() for name, p in named.items()}
