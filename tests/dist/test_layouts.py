@@ -42,7 +42,21 @@ ONE_F_ONE_B, GPIPE, INTERLEAVED, LOOPED, ZERO_BUBBLE, ZBV, DUALPIPE = (
     for name in ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipe_v")
 )
 SPLIT = (ZERO_BUBBLE, ZBV, DUALPIPE)
+QWEN = "model.qkv_bias=true model.qk_norm=true model.head_dim=10"
 LAYOUTS = [
+    *(
+        (world, f"{layout} {QWEN}")
+        for world, layout in (
+            (3, "parallelism=fsdp2"),
+            (2, "parallelism=fsdp1"),
+            (2, "parallelism=tp micro_batch=6"),
+            (2, "parallelism=tp parallelism.sequence_parallel=false micro_batch=6 compile=per_block compile.backend=aot_eager"),
+            (4, "parallelism=fsdp2_tp micro_batch=3"),
+            (4, "parallelism=fsdp1_tp parallelism.sequence_parallel=false micro_batch=6"),
+            (4, f"parallelism=fsdp2_tp {CONTEXT} micro_batch=6"),
+            (4, f"parallelism=tp {PIPELINE} micro_batch=3"),
+        )
+    ),
     (1, "parallelism=fsdp2"),
     (2, "parallelism=fsdp2"),
     (3, "parallelism=fsdp2"),
@@ -369,6 +383,7 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.slow_but(
+    f"4x parallelism=fsdp2_tp micro_batch=3 {QWEN}",
     "2x parallelism=fsdp2",
     "3x parallelism=fsdp2",
     "2x parallelism=fsdp2 micro_batch=3",
