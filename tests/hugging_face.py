@@ -21,6 +21,24 @@ ROPE3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LLAMA31_8B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {name: value for name, value in ROPE3.items() if name != "rope_theta"}
+    | {"original_max_position_embeddings": 8192},
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+"""config.json of Llama 3.1 8B, as transformers 4 writes it."""
 SHAPES = {
     "vocab_size": 509,
     "hidden_size": 64,
@@ -70,19 +88,25 @@ DENSE, EXPERTS = ("llama", "llama3", "mistral", "qwen2", "qwen3"), ("mixtral", "
 @cache
 def saved(name: str) -> Path:
     """Return the folder of a random model, in files of at most 100 kB. The name is a key of MODELS."""
+    folder = save(name)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    return folder
+
+
+def save(name: str, size: str = "100KB", **more: Any) -> Path:
+    """Save a random model in files of at most `size`. more: settings that replace those of MODELS."""
     family, settings, dtype = MODELS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPES | settings))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPES | settings | more))
         torch.manual_seed(1)
         with torch.no_grad():
             for key, parameter in model.named_parameters():
                 parameter.copy_(torch.randn_like(parameter) * 0.1 + ("norm" in key))
         folder = Path(tempfile.mkdtemp())
-        model.to(dtype).save_pretrained(folder, max_shard_size="100KB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
+        model.to(dtype).save_pretrained(folder, max_shard_size=size)
     return folder
 
 
@@ -102,8 +126,8 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-def config_only(folder: Path, config: dict[str, Any]) -> Path:
-    """Write a config.json to a folder. Return the folder."""
-    folder.mkdir(exist_ok=True)
+def config_only(config: dict[str, Any]) -> Path:
+    """Return a new folder that holds only a config.json."""
+    folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -176,7 +176,7 @@ def candidates(
 ) -> tuple[list[StoredCheckpoint], list[str]]:
     """Return the good checkpoints in `own` (the run's `checkpoints` directory), newest first. If there are none, return those
     in `load`. Also return a warning for each damaged checkpoint. Raises ConfigError if `own` has checkpoints in another format
-    and no good checkpoint, or if `load` is given and neither directory has a good checkpoint. key: the key with the value `load`."""
+    and no good checkpoint, or if `load` is given and neither directory has a good checkpoint. key: the key of `load`."""
     found, warnings = good_checkpoints(own, may_ignore=False) if own else ([], [])
     if found or load is None:
         return found, warnings

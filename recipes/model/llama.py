@@ -27,9 +27,7 @@ class Llama(Decoder):
             raise PydanticCustomError("heads", f"dim({self.dim}) is not a multiple of n_heads({self.n_heads})")
         if self.head_width % 2 and self.rope_theta is not None:
             width = f"dim({self.dim}) / n_heads({self.n_heads}) =" if self.head_dim is None else "head_dim"
-            raise PydanticCustomError(
-                "heads", f"{width} {self.head_width} is odd, but rotary embeddings rotate pairs"
-            )
+            raise PydanticCustomError("heads", f"{width} {self.head_width} is odd, but rotary embeddings rotate pairs")
         super().check_heads()
 
     def at_depth(self, blocks: int) -> Self:

@@ -50,7 +50,9 @@ def _check_tensors(model: Model, folder: Path) -> None:
     if not isinstance(model, Llama):
         raise ConfigError(f"kind={model.kind} has no form in Hugging Face folders; use a run directory or a checkpoint")
     if not folder.is_dir():
-        raise ConfigError(f"no such directory: {folder}; expected a Hugging Face folder, a run directory or a checkpoint")
+        raise ConfigError(
+            f"no such directory: {folder}; expected a Hugging Face folder, a run directory or a checkpoint"
+        )
     stored, expected = stored_tensors(folder), counterparts(model)
     shapes = {name: each.shape for each in expected.values() for name in each.tensors}
     missing = [name for name in shapes if name not in stored]

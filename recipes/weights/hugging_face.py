@@ -1,5 +1,5 @@
-"""The option `model=hf`, which takes the shapes of a model from the config.json of a Hugging Face folder. Composing a configuration
-replaces this option by an ordinary one, so that a run can be resumed and compared without the folder."""
+"""The option `model=hf`, which takes the shapes of a model from the config.json of a Hugging Face folder. When a configuration is
+composed, an ordinary option replaces this option, so that a run can be resumed and compared without the folder."""
 
 from __future__ import annotations
 

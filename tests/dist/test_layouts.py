@@ -50,7 +50,10 @@ LAYOUTS = [
             (3, "parallelism=fsdp2"),
             (2, "parallelism=fsdp1"),
             (2, "parallelism=tp micro_batch=6"),
-            (2, "parallelism=tp parallelism.sequence_parallel=false micro_batch=6 compile=per_block compile.backend=aot_eager"),
+            (
+                2,
+                "parallelism=tp parallelism.sequence_parallel=false micro_batch=6 compile=per_block compile.backend=aot_eager",
+            ),
             (4, "parallelism=fsdp2_tp micro_batch=3"),
             (4, "parallelism=fsdp1_tp parallelism.sequence_parallel=false micro_batch=6"),
             (4, f"parallelism=fsdp2_tp {CONTEXT} micro_batch=6"),

@@ -22,6 +22,7 @@ from meshrunner.runner.rundir.files import memory_profile
 from tests.composed import SMALL, config
 from tests.dist.ranks import context, on_ranks
 from tests.dist.test_plan import StepPeak
+from tests.hugging_face import saved
 
 RANDOM = {1: range(4), 2: range(10), 4: range(6)}
 """Seeds of random configurations, keyed by number of ranks."""
@@ -41,6 +42,7 @@ HYBRID = (
 SPACE: dict[str, list[str]] = {
     "model": [
         f"model=llama_tiny {ATTENTION} model.n_layers=3 model.ffn_dim=100",
+        f"model=llama_tiny {ATTENTION} model.n_layers=3 model.qkv_bias=true model.qk_norm=true model.head_dim=12",
         f"model=moe_tiny {ATTENTION} model.n_layers=3 model.ffn_dim=100 model.experts.number=6 model.experts.ffn_dim=20",
         f"model=moe_tiny {ATTENTION} model.n_layers=2 model.experts.shared_ffn_dim=0 model.experts.balance=sequence_loss",
         HYBRID,
@@ -104,6 +106,11 @@ def test_plan_equals_profiled_runs(world: int) -> None:
 
 def test_plan_equals_profiled_runs_with_frozen_parameters_pools_and_split_matmuls() -> None:
     _compare(2, [[*SMALL, "global_batch=null", "launch.workers=2", *each.split()] for each in SOME])
+
+
+def test_plan_equals_profiled_runs_that_read_weights() -> None:
+    shapes = ["model=hf", f"model.path={saved('qwen3')}", "seq_len=48", "micro_batch=1", "launch.workers=2"]
+    _compare(2, [[*shapes, f"parallelism={each}"] for each in ("ddp", "fsdp1", "fsdp2", "tp")])
 
 
 def _compare(world: int, cases: list[list[str]]) -> None:

@@ -74,7 +74,7 @@ def changed(key: str, value: Any) -> dict[str, Any]:
         ("model.dmi", 3, "model.dmi: unknown key. Did you mean 'dim'?"),
         ("stepz", 3, "stepz: unknown key. Did you mean 'steps'?"),
         ("launch.worker", 3, "launch.worker: unknown key. Did you mean 'workers'?"),
-        ("model.kind", "lama", "model.kind: unknown kind 'lama'. Did you mean 'llama'? Known: hybrid, llama"),
+        ("model.kind", "lama", "model.kind: unknown kind 'lama'. Did you mean 'llama'? Known: hf, hybrid, llama"),
         ("model.kind", "no_such_module:Net", "model.kind: cannot import 'no_such_module'"),
         ("model.kind", "json:loads", "'json:loads' is not a class derived from Model"),
         (

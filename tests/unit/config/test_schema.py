@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from meshrunner.recipes.config_keys import flatten
 from meshrunner.runner import cli, shipped
 from tests.composed import CONF, config
+from tests.hugging_face import LLAMA31_8B, config_only
 
 Schema = Callable[..., Draft202012Validator]
 
@@ -39,7 +40,12 @@ def problems(validator: Draft202012Validator, document: Any) -> list[str]:
 
 
 GROUPS = [group for group in shipped.groups() if group not in ("experiment", "hydra/launcher")]
-MISSING = {"data=jsonl": ["data.path=x"], "data=parquet": ["data.path=x"], "data=hf": ["data.name=x"]}
+MISSING = {
+    "data=jsonl": ["data.path=x"],
+    "data=parquet": ["data.path=x"],
+    "data=hf": ["data.name=x"],
+    "model=hf": [f"model.path={config_only(LLAMA31_8B)}"],
+}
 ROUNDS = [
     [f"{group}={option}" for group, option in zip(GROUPS, options, strict=True) if option]
     for options in zip_longest(*(shipped.options(group) for group in GROUPS))

@@ -320,11 +320,14 @@ def test_parameters_and_flops_are_the_published_ones(name: str) -> None:
     assert isinstance(model, MoE)
     network = model.on_meta(16)
     total = sum(parameter.numel() for parameter in network.parameters())
-    assert total == sum(dict(model.multiplied_weights()).values()) + model.vocab_size * model.dim + model.inactive_parameters()
+    assert (
+        total
+        == sum(dict(model.multiplied_weights()).values()) + model.vocab_size * model.dim + model.inactive_parameters()
+    )
     if name in PUBLISHED:
         assert (total, total - model.inactive_parameters()) == PUBLISHED[name]
     active = total - model.inactive_parameters()
-    attention = 12 * model.n_layers * model.n_heads * model.head_dim * 16
+    attention = 12 * model.n_layers * model.n_heads * model.head_width * 16
     assert model.flops_per_token(16) == (6 * (active - model.vocab_size * model.dim) + attention, attention)
 
 

@@ -132,7 +132,7 @@ def test_rotated_halves_equal_rotated_neighbours_with_reordered_weights() -> Non
     """Element 2i of a head becomes i and element 2i + 1 becomes i + head_dim / 2. Outputs and gradients stay the same."""
     llama = experiment(*SMALL).model
     assert isinstance(llama, Llama)
-    attention, dim = Attention(llama), llama.head_dim
+    attention, dim = Attention(llama), llama.head_width
     rope = rope_table(dim, 34, 1e4, None, torch.device("cpu"))
     rows = torch.arange(dim).unflatten(0, (-1, 2)).T.flatten()
     x = torch.randn(2, 34, llama.dim)
@@ -174,9 +174,10 @@ class Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 6), (torch.bfloat16, 8)])
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 8), (torch.bfloat16, 10)])
 def test_eager_rotation_launches_few_kernels(dtype: torch.dtype, expected: int) -> None:
-    """The count is for queries and keys together. Rotating neighbouring pairs took 14 and 18 kernels."""
+    """The count is for queries and keys together. Rotating neighbouring pairs took 14 and 18 kernels. Two
+    fewer, with addcmul, would round otherwise than transformers."""
     rope = rope_table(8, 16, 1e4, None, torch.device("cpu"))
     q, k = torch.randn(1, 16, 4, 8, dtype=dtype), torch.randn(1, 16, 2, 8, dtype=dtype)
     with Kernels() as kernels:
@@ -220,7 +221,7 @@ def test_key_heads_are_repeated_where_no_fused_kernel_groups_them(
     with FakeTensorMode(), torch.device(device), torch.no_grad():
         for module in attention.children():
             module.weight = nn.Parameter(torch.empty(module.weight.shape, dtype=dtype))
-        rope = torch.empty(34, 2, llama.head_dim)
+        rope = torch.empty(34, 2, llama.head_width)
         documents = Documents(rope, torch.empty(1, 1, 34, 34, dtype=dtype))
         attention(torch.empty(1, 34, llama.dim, dtype=dtype), documents if masked else rope)
     assert seen == [(kv_heads, kv_heads == 2)]
@@ -230,7 +231,7 @@ def test_repeated_heads_give_the_same_result(monkeypatch: pytest.MonkeyPatch) ->
     llama = experiment(*SMALL).model
     assert isinstance(llama, Llama)
     attention, x = Attention(llama), torch.randn(2, 34, llama.dim)
-    rope = rope_table(llama.head_dim, 34, 1e4, None, torch.device("cpu"))
+    rope = rope_table(llama.head_width, 34, 1e4, None, torch.device("cpu"))
     grouped = attention(x, rope)
     monkeypatch.setattr(transformer, "lacks_grouped_kernel", lambda *_: True)
     torch.testing.assert_close(attention(x, rope), grouped)
