@@ -70,6 +70,8 @@ def prepare(
     config = recipe.model_dump(mode="json") if checkpoints is not None else {}
     if stored is not None:
         recipe = recipe.resumed_from(stored.record)
+        # The checkpoint replaces the initial weights, whose files may be gone.
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
     global_batch, _ = recipe.accumulation(degrees.data)
     mesh = build_mesh(device.type, degrees)
     model, trained, parameters = assemble(recipe, mesh, device)

@@ -117,8 +117,7 @@ class Recipe(Section):
         self.refuse_other_model(record)
         if record.step > self.steps:
             raise ConfigError(f"steps({self.steps}) is less than the checkpoint's step({record.step}); raise steps")
-        model = self.model.model_copy(update={"weights": None})  # the checkpoint replaces the initial weights
-        return self.model_copy(update={"global_batch": self.global_batch or record.global_batch, "model": model})
+        return self.model_copy(update={"global_batch": self.global_batch or record.global_batch})
 
     def refuse_other_model(self, record: Record) -> None:
         """Raise ConfigError if a checkpoint holds a model of another kind or other shapes."""
