@@ -4,18 +4,19 @@ composed, an ordinary option replaces this option, so that a run can be resumed 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from meshrunner.recipes.config_keys import flatten, with_value
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.base import Flops, Model
+from meshrunner.recipes.option import Affects
 from meshrunner.recipes.weights.files import CONFIG, has_weights, read_json
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-KIND = "hf"
+KIND, AUTO = "hf", "auto"
 WINDOW = "attention within a sliding window"
 FIXED: dict[str, tuple[Any, str]] = {
     "hidden_act": ("silu", "activations other than silu"),
@@ -37,6 +38,8 @@ class HuggingFace(Model):
     vocab_size: ClassVar[int] = 0  # type: ignore[misc]  # not a key of this option
     path: str
     """Folder with config.json and, optionally, safetensors files."""
+    weights: Annotated[str | None, Affects.RESULT] = AUTO
+    """Initial weights, as for other models; auto: the folder's weights, or random weights if it has none; null: random."""
 
     def network(self, seq_len: int) -> Network:
         raise AssertionError("the option is expanded before it is used")
@@ -56,7 +59,7 @@ def expanded(config: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"model.path: expected a folder, got {model.get('path')!r}")
     folder = Path(model["path"]).expanduser().absolute()
     found = model_of(folder)
-    if given.get("weights") is None:
+    if given.get("weights", AUTO) == AUTO:
         given["weights"] = str(folder) if has_weights(folder) else None
     for key, value in flatten(given).items():
         found = with_value(found, key, value)

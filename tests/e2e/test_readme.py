@@ -22,6 +22,7 @@ GUIDES = (
     "tune",
     "slurm",
     "data",
+    "weights",
     "own_code",
     "environment",
     "experts",

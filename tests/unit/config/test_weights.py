@@ -100,6 +100,7 @@ def test_other_keys_replace_those_of_the_folder() -> None:
     assert (model.freeze, model.n_layers, model.routed.balance, model.routed.number) == (["norm.*"], 2, "bias", 128)
     weights = config("model=hf", f"model.path={saved('llama')}", "data=random")["model"]["weights"]
     assert weights == str(saved("llama"))
+    assert experiment("model=hf", f"model.path={saved('llama')}", "model.weights=null").model.weights is None
 
 
 Change = Callable[[Path], Any]
