@@ -19,7 +19,7 @@ from meshrunner.recipes.parallelism.mesh import context_group, data_groups, spli
 from meshrunner.recipes.parallelism.pipeline.stages import ranges
 from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
 from meshrunner.recipes.recipe import Recipe
-from meshrunner.recipes.weights.read import folder_weights
+from meshrunner.recipes.weights.read import reader
 
 
 def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn.Module, list[Trainable], int]:
@@ -53,7 +53,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
         _refuse_too_large(recipe, network, mesh["shard"].size(), host_bytes)
     # 5. Data parallelism shards the tensor-parallel shards. Only then is memory allocated and initialised, so a device never
     # holds more than its own shard. The initial values do not depend on the layout.
-    initialiser = Initialiser(network, recipe.seed, device, folder_weights(recipe.model, device.type))
+    initialiser = Initialiser(network, recipe.seed, device, reader(recipe.model))
     if parts:
         model: nn.Module = _pipelined(recipe, network, mesh, plan, initialiser, parts)
     else:

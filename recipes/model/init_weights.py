@@ -5,7 +5,6 @@ in files, a rank reads only its shard."""
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +27,8 @@ def initial_value(name: str, shape: torch.Size, initial: Initial, seed: int, dev
     return initial.draw(shape, generator.manual_seed(parameter_seed(seed, name)), device)
 
 
-class Weights(Protocol):
-    """Values of all parameters of a network, stored in files."""
-
-    def read(self, name: str, part: list[range], target: Tensor) -> None:
-        """Copy a part of a parameter to `target`, a tensor of the part's shape. part: the indices along each dimension."""
+Read = Callable[[str, list[range], Tensor], None]
+"""Function that copies the part of a parameter (name, indices along each dimension) from a file to a tensor."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +38,8 @@ class Initialiser:
     network: Network
     seed: int
     device: torch.device
-    weights: Weights | None = None
-    """Stored values of the parameters; None: random values."""
+    read: Read | None = None
+    """Function that reads the initial values; None: random values."""
 
     def materialise(self, model: nn.Module, *, offload: bool = False) -> None:
         """Allocate `model` and set its initial values. offload: put parameters on the host, but buffers on the device."""
@@ -91,8 +87,8 @@ class Initialiser:
         initial = self.network.initial(name)
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         own = own_indices(parameter)
-        if self.weights is not None:
-            self.weights.read(name, own, local)
+        if self.read is not None:
+            self.read(name, own, local)
         elif self.network.is_stack(name):
             # Draw only the matrices of this rank: a whole stack of experts can take more memory than all other parameters.
             for number, shard in enumerate(local, start=own[0].start):

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from meshrunner.recipes.errors import ConfigError
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 CONFIG = "config.json"
+LONGEST_HEADER = 10**8
+"""Maximum size of a header in bytes, as in the package safetensors."""
 
 
 class StoredTensor(NamedTuple):
@@ -25,16 +26,13 @@ class StoredTensor(NamedTuple):
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raise ConfigError if the file is missing or holds something else."""
+    """Return the JSON object in a file. Raise ConfigError if the file cannot be read."""
     try:
-        found = json.loads(file.read_bytes())
+        return dict(json.loads(file.read_bytes()))
     except OSError as error:
-        raise ConfigError(f"cannot read {file} ({error.strerror})") from None
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file} holds no JSON object")
-    return found
+        raise ConfigError(f"cannot read {file} ({error.strerror}); expected a Hugging Face folder") from None
+    except (ValueError, TypeError):
+        raise ConfigError(f"{file} holds no JSON object; download it again") from None
 
 
 def has_weights(folder: Path) -> bool:
@@ -44,16 +42,10 @@ def has_weights(folder: Path) -> bool:
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a folder, keyed by name. Raise ConfigError if a file is missing or damaged."""
-    if not has_weights(folder):
-        raise ConfigError(f"{folder} has neither {SINGLE} nor {INDEX}; save the weights as safetensors")
     if not (folder / INDEX).is_file():
         return _read_header(folder / SINGLE)
-    index = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(index, dict):
-        raise ConfigError(f"{folder / INDEX} has no weight_map")
-    found: dict[str, StoredTensor] = {}
-    for name in sorted(set(map(str, index.values()))):
-        found |= _read_header(folder / name)
+    index = read_json(folder / INDEX).get("weight_map", {})
+    found = {key: each for name in sorted(set(index.values())) for key, each in _read_header(folder / name).items()}
     if missing := sorted(index.keys() - found.keys()):
         raise ConfigError(f"{folder / INDEX} lists {missing[0]}, but {index[missing[0]]} does not hold this tensor")
     return found
@@ -61,18 +53,17 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _read_header(file: Path) -> dict[str, StoredTensor]:
     try:
-        size = file.stat().st_size
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(length)) if 8 + length <= size else None
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"} if header else {}
-        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        found = {name: StoredTensor(file, entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items()}
+            header = json.loads(opened.read(min(length, LONGEST_HEADER)))
+        header.pop("__metadata__", None)
+        end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        found = {name: StoredTensor(file, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
     except OSError as error:
-        raise ConfigError(f"cannot read {file} ({error.strerror}); download the folder again") from None
+        expected = "expected safetensors files in a Hugging Face folder, a run directory or a checkpoint"
+        raise ConfigError(f"cannot read {file} ({error.strerror}); {expected}") from None
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise ConfigError(f"{file} is not a safetensors file: its header is damaged; download it again") from None
-    if header is None or size != 8 + length + end:
-        expected = 8 + length + (end if header else 0)
-        raise ConfigError(f"{file} has {size} bytes, but at least {expected} are expected; download it again")
+        raise ConfigError(f"the header of {file} is damaged; download the file again") from None
+    if (size := file.stat().st_size) != end:
+        raise ConfigError(f"{file} has {size} bytes, but {end} are expected; download the file again")
     return found

@@ -15,52 +15,38 @@ from meshrunner.recipes.weights.names import counterparts
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-class FolderWeights:
-    """The parameters of a network, stored in a Hugging Face folder. Files are mapped into memory, not read as a whole."""
-
-    def __init__(self, folder: Path, model: Llama) -> None:
-        self.counterparts, self.stored = counterparts(model), stored_tensors(folder)
-
-    def read(self, name: str, part: list[range], target: Tensor) -> None:
-        """See `Weights.read`. Values are converted to the target's dtype."""
-        counterpart = self.counterparts[name]
-        own = range(len(counterpart.tensors)) if not counterpart.stack else part[0]
-        inside = tuple(slice(each.start, each.stop) for each in (part[1:] if counterpart.stack else part))
-        with ExitStack() as opened:
-            # A file is closed after each parameter, because its pages count as the process's memory while it is mapped.
-            files: dict[Path, Any] = {}
-            for number in own:
-                tensor = counterpart.tensors[number]
-                file = self.stored[tensor].file
-                if file not in files:
-                    files[file] = opened.enter_context(_open(file))
-                values = files[file].get_slice(tensor)
-                if counterpart.stack:
-                    target[number - own.start].copy_(values[inside[::-1]].T)
-                else:
-                    target.copy_(values[inside])
+    from meshrunner.recipes.model.init_weights import Read
 
 
-def _open(file: Path) -> Any:
-    from safetensors import safe_open
-
-    return safe_open(file, framework="pt")
-
-
-class NoValues:
-    """The weights of a network on the meta device, which has no values to read."""
-
-    def read(self, name: str, part: list[range], target: Tensor) -> None:
-        """Leave `target` as it is."""
-
-
-def folder_weights(model: Model, device_type: str) -> FolderWeights | NoValues | None:
-    """Return the weights of the Hugging Face folder that `model.weights` names, or None if it names no such folder."""
+def reader(model: Model) -> Read | None:
+    """Return a function that reads from the Hugging Face folder that `model.weights` names; None if it names no folder."""
     folder = hugging_face_folder(model)
     if folder is None:
         return None
-    if device_type == "meta":
-        return NoValues()
     assert isinstance(model, Llama)
-    return FolderWeights(folder, model)
+    parameters, stored = counterparts(model), dict[str, Path]()
+
+    def read(name: str, part: list[range], target: Tensor) -> None:
+        from safetensors import safe_open
+
+        if target.is_meta:
+            return
+        if not stored:
+            stored.update({name: each.file for name, each in stored_tensors(folder).items()})
+        tensors, _, stack = parameters[name]
+        numbers, *inside = part if stack else (range(1), *part)
+        index = tuple(slice(each.start, each.stop) for each in inside)
+        with ExitStack() as opened:
+            # Files are closed after each parameter, because mapped pages count as the process's memory.
+            files: dict[Path, Any] = {}
+            for number in numbers:
+                file = stored[tensors[number]]
+                if file not in files:
+                    files[file] = opened.enter_context(safe_open(file, framework="pt"))
+                values = files[file].get_slice(tensors[number])
+                if stack:
+                    target[number - numbers.start].copy_(values[index[::-1]].T)
+                else:
+                    target.copy_(values[index])
+
+    return read

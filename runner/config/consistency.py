@@ -77,6 +77,8 @@ def _emulation_problems(experiment: Experiment, workers: int) -> list[str]:
         found.append("compile.async_tensor_parallel: an emulated rank cannot access other ranks' memory; use false")
     if checkpoint.saves or checkpoint.load is not None:
         found.append("checkpoint: the weights of an emulated rank are meaningless; use checkpoint=none")
+    if experiment.model.weights is not None:
+        found.append("model.weights: the weights of an emulated rank are meaningless; use model.weights=null")
     return found
 
 

@@ -18,7 +18,7 @@ from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.pretrain import prepare, train
 from meshrunner.recipes.weights.names import counterparts
-from meshrunner.recipes.weights.read import folder_weights
+from meshrunner.recipes.weights.read import reader
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 from tests.dist.test_layouts import CPU, Recorder, union, whole_values
@@ -86,7 +86,7 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
     """Bit for bit, except that experts add up in another order."""
     recipe = experiment("model=hf", f"model.path={saved(name)}", "data=random", "seq_len=100")
     network = recipe.model.on_meta(100)
-    Initialiser(network, 0, CPU, folder_weights(recipe.model, "cpu")).materialise(network)
+    Initialiser(network, 0, CPU, reader(recipe.model)).materialise(network)
     tokens = torch.randint(509, (2, 100))
     with torch.no_grad():
         theirs, ours = loaded(saved(name)).requires_grad_(False)(tokens).logits, network(tokens)

@@ -149,35 +149,43 @@ def first_file(change: Callable[[Path], Any]) -> Change:
 GATE = "model.layers.1.mlp.gate_proj.weight"
 WRONG: dict[str, tuple[str, Change, str]] = {
     "no config": ("", lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json"),
-    "no JSON": ("", lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+    "no JSON": ("", lambda folder: (folder / "config.json").write_text("{"), "config.json holds no JSON object"),
     "family": ("", setting(model_type="gpt2"), "model_type=gpt2 is not supported; supported are llama, mistral"),
-    "activation": ("", setting(hidden_act="gelu"), "hidden_act='gelu' is not supported"),
-    "rope": ("", setting(rope_parameters={"rope_type": "yarn", "factor": 2.0}), "rope_type='yarn' is not supported"),
-    "quantised": ("", setting(quantization_config={"bits": 4}), "meshrunner has no quantised weights"),
+    "activation": ("", setting(hidden_act="gelu"), "hidden_act='gelu' is not supported, only hidden_act='silu'"),
+    "rope": (
+        "",
+        setting(rope_parameters={"rope_type": "yarn", "factor": 2.0}),
+        "rope_type=yarn is not supported, only default",
+    ),
+    "quantised": ("", setting(quantization_config={"bits": 4}), "quantization_config={'bits': 4} is not supported"),
     "biases": ("", setting(attention_bias=True), "attention_bias=True is not supported"),
-    "window": ("", setting(model_type="mistral", sliding_window=8), "attention within a sliding window"),
-    "sparse step": ("", setting(decoder_sparse_step=2), "blocks without experts"),
-    "dense blocks": ("", setting(mlp_only_layers=[0]), "blocks without experts"),
-    "no key": ("", setting(model_type="mixtral"), "has no key 'num_"),
-    "other shape": ("", setting(intermediate_size=60), r"has shape \[100, 64\], the model needs \[60, 64\]"),
-    "missing": ("", renamed(GATE, "x"), f"lacks 1 tensors of this model, such as {GATE}"),
-    "unexpected": ("+model.n_layers=2", lambda folder: None, "has unexpected 9 tensors of this model"),
+    "window": ("", setting(model_type="mistral", sliding_window=8), "sliding_window=8 is not supported"),
+    "sparse step": ("", setting(decoder_sparse_step=2), "decoder_sparse_step=2 is not"),
+    "dense blocks": ("", setting(mlp_only_layers=[0]), r"mlp_only_layers=\[0\] is not"),
+    "no key": ("", setting(model_type="mixtral"), "lacks the key 'num_"),
+    "other shape": ("", setting(intermediate_size=60), r"with shape \[100, 64\], but the model needs \[60, 64\]"),
+    "missing": ("", renamed(GATE, "x"), f"lacks {GATE} .1 more tensors differ"),
+    "unexpected": ("+model.n_layers=2", lambda folder: None, r"has model.layers.2\..*, which the model lacks \(8 more"),
     "index": ("", tensors_changed(dict.popitem), "lists .* but .* does not hold this tensor"),
     "dtype": ("", tensors_changed(lambda found: found.update({k: v.char() for k, v in found.items()})), "dtype I8"),
     "no file": ("", first_file(Path.unlink), "cannot read .*safetensors"),
     "truncated": (
         "",
         first_file(lambda file: file.write_bytes(file.read_bytes()[:-9])),
-        "but at least .* are expected",
+        "bytes, but .* are expected",
     ),
-    "short": ("", first_file(lambda file: file.write_bytes(file.read_bytes()[:20])), "but at least .* are expected"),
+    "short": ("", first_file(lambda file: file.write_bytes(file.read_bytes()[:20])), "header of .* is damaged"),
     "damaged": (
         "",
         first_file(lambda file: file.write_bytes(file.read_bytes()[:8] + b"}" * 9999)),
-        "header is damaged",
+        "header of .* is damaged",
     ),
-    "no weights": ("model.weights=empty", lambda folder: Path("empty").mkdir(), "has neither model.safetensors nor"),
-    "no folder": ("model.weights=nowhere", lambda folder: None, "no such directory: .*nowhere"),
+    "no weights": (
+        "model.weights=empty",
+        lambda folder: Path("empty").mkdir(),
+        "cannot read .*empty.*expected safetensors files",
+    ),
+    "no folder": ("model.weights=nowhere", lambda folder: None, "cannot read .*nowhere/model.safetensors"),
     "tokenizer": ("data=stdlib", lambda folder: None, "trains a tokenizer on the text"),
     "kind": ("model=hybrid_tiny model.weights=folder", lambda folder: None, "kind=hybrid has no form in Hugging Face"),
 }
@@ -211,7 +219,7 @@ def test_files_of_no_interest_are_ignored(tmp_path: Path) -> None:
     one = next(iter(content.values())).flatten()[:4].clone()
     save_file(content | {"lm_head.weight": one, "model.layers.0.self_attn.rotary_emb.inv_freq": one.clone()}, file)
     check_weights(experiment("model=hf", f"model.path={folder}", "data=random"))
-    with pytest.raises(ConfigError, match=r"lm_head\.weight has shape \[4\], the model needs"):
+    with pytest.raises(ConfigError, match=r"has lm_head\.weight with shape \[4\], but the model needs"):
         check_weights(experiment("model=hf", f"model.path={folder}", "data=random", "+model.tie_embeddings=false"))
 
 
