@@ -239,7 +239,7 @@ def test_help_of_a_verb_lists_every_key_of_the_configuration(verb: str, capsys: 
     )
     assert ("hydra.launcher.partition = null" in said) == (verb == "submit")
     assert "model=llama3_8b" in said and "llama_tiny" in said
-    assert len(said.splitlines()) <= 300 and max(map(len, said.splitlines())) <= 120
+    assert len(said.splitlines()) <= 320 and max(map(len, said.splitlines())) <= 120
 
 
 def test_a_help_text_of_ones_own_is_hydras(capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,7 +282,7 @@ def test_no_torch(arguments: list[str]) -> None:
         ("vocab_size=300", "Did you mean model.vocab_size or data.vocab_size?"),
         ("dir=x", "Did you mean hydra.run.dir or hydra.sweep.dir?"),
         ("every=5", "checkpoint.every (with checkpoint=dcp,dcp_async)"),
-        ("path=x", "Did you mean data.path (with data=jsonl,parquet)?"),
+        ("path=x", "Did you mean model.path (with model=hf) or data.path (with data=jsonl,parquet)?"),
         ("n_layer=3", "Did you mean 'model.n_layers'?"),
         ("stepz=3", "stepz: unknown key. Did you mean 'steps'?"),
         ("optimizer.lrr=3", "optimizer.lrr: unknown key. Did you mean 'lr'?"),
