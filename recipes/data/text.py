@@ -9,17 +9,15 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from meshrunner.recipes.data import tokenizer as tokenizers
 from meshrunner.recipes.data.base import Data, DataSpec, Sequences
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length
+from meshrunner.recipes.data.tokenizer_json import Tokenizer
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import AutoCount, did_you_mean, whole
 from meshrunner.recipes.storage import replace_file
-
-if TYPE_CHECKING:
-    from sentencepiece import SentencePieceProcessor
 
 SAMPLE_CHARACTERS = 8_000_000
 """Approximate number of characters, from the beginning of the data, on which a tokenizer is trained. Training takes 1-2 s."""
@@ -37,9 +35,11 @@ class PackedText(Data):
     """Whether a separate process packs the text during training. If false, the text is packed before training starts."""
 
     tokenizer: str | None
-    """A sentencepiece .model file; null: train a BPE tokenizer on the text."""
+    """A sentencepiece .model file, a tokenizer.json or a folder with one; null: train a BPE tokenizer on the text."""
     vocab_size: AutoCount
     """Vocabulary size if `tokenizer` is null; a short text may yield a smaller one. auto: model.vocab_size, at most 32000."""
+    bos: bool = False
+    """Whether to put the tokenizer's begin token before each document."""
     shuffle: Annotated[int | None, whole(None)]
     """Sequences per block. Each block is shuffled separately. 1: file order; null: one block with all data."""
 
@@ -79,7 +79,7 @@ class PackedText(Data):
                 entry.write(progress)
         if progress is None:
             if self.tokenizer is not None:
-                self._check_vocabulary(len(tokenizers.load_tokenizer(*self._model(spec))), spec)
+                self._check_vocabulary(self.load_tokenizer(*self._model(spec)).vocab, spec)
             return True
         self._check_vocabulary(progress.vocab, spec)
         check_length(progress, spec.seq_len)
@@ -121,6 +121,8 @@ class PackedText(Data):
             identity["sentencepiece"] = version("sentencepiece")
         else:
             identity["tokenizer"] = hashlib.sha256(tokenizers.read_model(self.tokenizer)).hexdigest()
+        if self.bos:
+            identity["bos"] = True
         return CacheEntry(identity)
 
     def _vocabulary(self, spec: DataSpec) -> int:
@@ -146,13 +148,20 @@ class PackedText(Data):
             raise ConfigError(self.no_text_message())
         return tokenizers.train_tokenizer(chain([first], texts), self._vocabulary(spec)), "the trained tokenizer"
 
+    def load_tokenizer(self, model: bytes, where: str) -> Tokenizer:
+        """Load a tokenizer, without its begin token unless `bos` is set; raise ConfigError if it has none."""
+        tokenizer = tokenizers.load_tokenizer(model, where)
+        if self.bos and tokenizer.bos is None:
+            raise ConfigError(f"data.bos: {where} has no begin token; use data.bos=false")
+        return tokenizer if self.bos else tokenizer._replace(bos=None)
+
     def _pack(self, entry: CacheEntry, spec: DataSpec) -> PackProgress:
         """Pack all text that the cache entry still lacks. The caller holds the entry's lock."""
         progress = entry.verify(thorough=True)
         try:
             if progress is None or not progress.vocab:
                 model, where = self._model(spec)
-                vocab = len(tokenizers.load_tokenizer(model, where))
+                vocab = self.load_tokenizer(model, where).vocab
                 self._check_vocabulary(vocab, spec)
                 replace_file(entry.tokenizer, model)
                 entry.tokens.touch()
@@ -160,7 +169,7 @@ class PackedText(Data):
             progress = replace(progress, error="")
             entry.write(progress)
             if not progress.complete:
-                tokenizer = tokenizers.load_tokenizer(entry.tokenizer.read_bytes(), str(entry.tokenizer))
+                tokenizer = self.load_tokenizer(entry.tokenizer.read_bytes(), str(entry.tokenizer))
                 documents = self.read_documents(progress.state)
                 progress = pack(entry, documents, tokenizer, progress, 1 if self.background else -1)
         except OSError as error:
@@ -190,19 +199,21 @@ class SeparableText(PackedText):
 def pack(
     entry: CacheEntry,
     documents: Iterator[tuple[str, Position]],
-    tokenizer: SentencePieceProcessor,
+    tokenizer: Tokenizer,
     progress: PackProgress,
     threads: int,
 ) -> PackProgress:
-    """Tokenise the remaining documents and append their tokens to the entry. threads: number of threads; -1: all cores."""
+    """Tokenise the remaining documents and append their tokens to the entry, each document between its begin token (if there is
+    one) and end token. threads: number of threads; -1: all cores."""
     import numpy as np
 
+    begin, end = [] if tokenizer.bos is None else [tokenizer.bos], [tokenizer.eos]
     with entry.tokens.open("r+b") as file:
         file.truncate(progress.tokens * progress.itemsize)  # drop tokens that a killed producer did not record
         file.seek(0, 2)
         recorded = 0.0
         for texts, empty, position in text_batches(documents):
-            ids = tokenizer.encode(texts, add_eos=True, num_threads=threads)
+            ids = (part for document in tokenizer.encode(texts, threads) for part in (begin, document, end))
             packed = np.fromiter(chain.from_iterable(ids), dtype=progress.dtype).tobytes()
             file.write(packed)
             corpus = progress.corpus

@@ -70,7 +70,7 @@ class CacheEntry:
 
     def document_end(self) -> int:
         """Return the end-of-sentence token, which ends each document."""
-        return load_tokenizer(self.tokenizer.read_bytes(), str(self.tokenizer)).eos_id()
+        return load_tokenizer(self.tokenizer.read_bytes(), str(self.tokenizer)).eos
 
     def read(self) -> PackProgress | None:
         """Return the progress record, or None if it is missing or damaged."""

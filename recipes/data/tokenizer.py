@@ -1,13 +1,20 @@
-"""Train sentencepiece tokenizers (BPE with byte fallback) on the training text, and load tokenizers from files.
-Decoding restores the original text with one exception: U+2581 becomes a space, because sentencepiece uses U+2581 for spaces."""
+"""Load tokenizers from files, and train sentencepiece tokenizers (BPE with byte fallback) on the training text. Decoding with a
+trained tokenizer restores the original text with one exception: U+2581 becomes a space, because sentencepiece uses U+2581 for
+spaces. The bytes of a tokenizer are a sentencepiece model, or the JSON object that `read_tokenizer_json` returns."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshrunner.recipes.data.tokenizer_json import (
+    BEGINNING,
+    Tokenizer,
+    load_tokenizer_json,
+    located,
+    read_tokenizer_json,
+)
 from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,25 +64,39 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     return model.getvalue()
 
 
-def load_tokenizer(model: bytes, where: str) -> SentencePieceProcessor:
-    """Load a tokenizer from the bytes of a model file. where: name of the file in error messages."""
+def load_tokenizer(model: bytes, where: str) -> Tokenizer:
+    """Load a tokenizer from the bytes that `read_model` or `train_tokenizer` returned. where: name of the file for messages."""
+    if model.startswith(BEGINNING):
+        return load_tokenizer_json(model, where)
+    processor = load_sentencepiece(model, where)
+
+    def encode(texts: list[str], threads: int) -> list[list[int]]:
+        return processor.encode(texts, num_threads=threads)  # type: ignore[no-any-return]
+
+    bos = processor.bos_id()
+    return Tokenizer(len(processor), bos if bos >= 0 else None, processor.eos_id(), encode)
+
+
+def load_sentencepiece(model: bytes, where: str) -> SentencePieceProcessor:
+    """Load a sentencepiece model; raise ConfigError if the bytes are no model, or the model has no end token."""
     from sentencepiece import SentencePieceProcessor
 
     try:
         tokenizer = SentencePieceProcessor(model_proto=model)
     except RuntimeError:
-        raise ConfigError(f"{where} is not a sentencepiece model; expected a .model file") from None
+        raise ConfigError(f"{where} is not a sentencepiece model; expected a .model file or a tokenizer.json") from None
     if tokenizer.eos_id() < 0:
         raise ConfigError(f"{where} has no end-of-sentence piece to separate documents; retrain it with eos_id")
     return tokenizer
 
 
 def read_model(path: str) -> bytes:
-    """Return the bytes of the model file `path`, the value of `data.tokenizer`. Raise ConfigError if the file cannot be read."""
-    file = Path(path).expanduser()
+    """Return the tokenizer in `path`, the value of `data.tokenizer`. Raise ConfigError if a file cannot be read."""
+    file = located(path)
     try:
-        return file.read_bytes()
+        return read_tokenizer_json(file) if file.suffix == ".json" else file.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"data.tokenizer: cannot read '{file.absolute()}' ({error.strerror}); expected a sentencepiece .model file"
+            f"data.tokenizer: cannot read '{error.filename}' ({error.strerror}); expected a sentencepiece .model file, "
+            "a tokenizer.json or a folder with a tokenizer.json"
         ) from None

@@ -19,7 +19,7 @@ from meshrunner.runner.console import one_line
 from meshrunner.runner.launch.compile_cache import compile_caches
 from meshrunner.runner.rundir import Environment
 
-PACKAGES = "meshrunner torch hydra-core omegaconf pydantic datasets sentencepiece numpy wandb"
+PACKAGES = "meshrunner torch hydra-core omegaconf pydantic datasets sentencepiece tokenizers numpy wandb"
 PACKAGES += " mamba-ssm causal-conv1d megatron-fsdp"
 RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "MAMBA_", "OMP_", "MKL_", "GLOO_", "SLURM_")
 """Prefixes of the environment variables that environment.json records, because they may affect measurements."""

@@ -56,7 +56,8 @@ def test_checking_a_configuration_imports_nothing_heavy() -> None:
     script = (
         "import sys; import meshrunner.runner.launch.data; from meshrunner.recipes.data.base import Data; "
         "[Data.resolve(kind) for kind in Data.kinds]; "
-        "print([name for name in ('torch', 'numpy', 'datasets', 'sentencepiece', 'pyarrow') if name in sys.modules])"
+        "print([name for name in ('torch', 'numpy', 'datasets', 'sentencepiece', 'tokenizers', 'pyarrow') "
+        "if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -84,7 +85,7 @@ def test_prose_comes_back_exactly(cache: Path) -> None:
     data = prose()
     assert data.prepare(SPEC) is False
     entry = data.entry(SPEC)
-    tokenizer = tokenizers.load_tokenizer(entry.tokenizer.read_bytes(), "")
+    tokenizer = tokenizers.load_sentencepiece(entry.tokenizer.read_bytes(), "")
     documents, document = [], []
     for token in stored(entry).tolist():
         if token == tokenizer.eos_id():
@@ -100,7 +101,7 @@ def test_prose_comes_back_exactly(cache: Path) -> None:
 )
 def test_round_trip_of_any_text(text: str) -> None:
     model = tokenizers.train_tokenizer(["some text to learn from\n" * 3, "x" * 5000, "a b c d e f g"], 300)
-    tokenizer = tokenizers.load_tokenizer(model, "")
+    tokenizer = tokenizers.load_sentencepiece(model, "")
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
