@@ -60,7 +60,7 @@ def expanded(config: dict[str, Any]) -> dict[str, Any]:
         return config
     folder = Path(str(given.pop("path", None))).expanduser().absolute()
     try:
-        found = _section(read_json(folder / CONFIG))
+        found = model_section(read_json(folder / CONFIG))
     except KeyError as error:
         raise ConfigError(f"model.path: {folder / CONFIG} lacks the key {error}") from None
     except ConfigError as error:
@@ -72,7 +72,7 @@ def expanded(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"model": found}
 
 
-def _section(theirs: dict[str, Any]) -> dict[str, Any]:
+def model_section(theirs: dict[str, Any]) -> dict[str, Any]:
     """Return the section `model` for the content of a config.json."""
     family, rope = theirs.get("model_type"), _rope(theirs)
     experts = family in ("mixtral", "qwen3_moe")

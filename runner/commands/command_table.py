@@ -262,6 +262,21 @@ _COMMANDS = (
         fails_if="a run could not be uploaded",
     ),
     Command(
+        "records/export",
+        "write a checkpoint as a Hugging Face folder",
+        (
+            Argument("run", "RUN", "a run directory, of which the newest checkpoint is exported, or one checkpoint"),
+            Argument("out", "OUT", "the folder to write, which must not exist"),
+        ),
+        (
+            Flag("--dtype", "dtype of the weights; default: fp32", "DTYPE", ("fp32", "bf16"), default="fp32"),
+            Flag("--file-gib", "size of a safetensors file in GiB; default: 4", "N", "number", default=4),
+        ),
+        description="Write the weights, the configuration and the tokenizer. transformers and programs that build on it "
+        "load the folder. One process reads the checkpoint tensor by tensor, without a GPU.",
+        examples=("export runs/2026-11-02/10-15-00-3fa2c1 exported --dtype bf16",),
+    ),
+    Command(
         "reference/help",
         "explain a verb, key, group or option",
         (Argument("term", "TERM", "a verb, key, group or option: run, lr, optimizer, optimizer=adamw", "one", "term"),),

@@ -120,7 +120,7 @@ def test_the_commands_of_a_guide_work(guide: str, tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "examples", tmp_path / "examples")
     for command in found:
         works(command, tmp_path)
-    for code in re.findall(r"```python\n(from meshrunner import .*?)```", text, re.DOTALL):
+    for code in re.findall(r"```python\n(from (?:meshrunner|transformers) import .*?)```", text, re.DOTALL):
         python_works(code, tmp_path)
 
 
