@@ -21,10 +21,12 @@ Phase = Literal[
     "the first step",
     "compiling during the first step",
     "saving a checkpoint",
+    "computing the held-out loss",
     "",
 ]
 """Name of a slow phase of a run, as shown to the user; "" during ordinary steps."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
+EVALUATING: Phase = "computing the held-out loss"
 
 
 class Meter(Protocol):
@@ -48,6 +50,11 @@ class Meter(Protocol):
 
     def saving(self) -> AbstractContextManager[None]:
         """Return a context manager for saving a checkpoint. Entering the context writes pending metrics to events.jsonl."""
+
+    def evaluate(self, step: int, loss: Callable[[], Tensor], tokens: int) -> bool:
+        """Record the held-out loss after a step (0: before the first step). No other metric includes the evaluation. Return
+        whether the run ends because the held-out loss no longer falls (eval.stop_after). `loss` returns a 0-d tensor, whose mean
+        over all ranks is the held-out loss of `tokens` tokens."""
 
     def step_done(
         self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int, observed: Mapping[str, Tensor]

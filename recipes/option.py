@@ -139,11 +139,12 @@ def _blank(module_name: str, class_name: str) -> Option:
     return option.__new__(option)
 
 
-def chosen(base: type[Option]) -> BeforeValidator:
-    """Return a validator that builds an option of the class that `kind` names. Use: `model: Annotated[Model, chosen(Model)]`."""
+def chosen(base: type[Option], *, optional: bool = False) -> BeforeValidator:
+    """Return a validator that builds an option of the class that `kind` names. Use: `model: Annotated[Model, chosen(Model)]`.
+    optional: whether to accept null."""
 
     def choose(value: Any) -> Any:
-        if isinstance(value, base):
+        if isinstance(value, base) or (optional and value is None):
             return value
         if not isinstance(value, dict) or "kind" not in value:
             known = f"known kinds: {', '.join(sorted(base.kinds))}"

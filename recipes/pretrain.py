@@ -24,9 +24,9 @@ from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.checkpoint.base import Saver
 from meshrunner.recipes.checkpoint.on_disk import Consumed, Training, choose_checkpoint
 from meshrunner.recipes.compile.cuda_graph import CapturedStep, Metrics
-from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Batches, Loader
 from meshrunner.recipes.determinism import compute_deterministically
+from meshrunner.recipes.evaluator import Evaluator
 from meshrunner.recipes.loss.base import to_plain
 from meshrunner.recipes.meter import Meter
 from meshrunner.recipes.model.network import network_of
@@ -52,6 +52,9 @@ class Prepared(NamedTuple):
     done: int
     """Number of completed steps: the step of the loaded checkpoint, or 0 if no checkpoint was loaded."""
     consumed: Consumed
+    evaluator: Evaluator | None
+    evaluated: bool
+    """Whether an earlier attempt has evaluated the loaded checkpoint if it was due."""
 
 
 def prepare(
@@ -95,22 +98,26 @@ def prepare(
     saver = recipe.checkpoint.saver(checkpoints, training) if checkpoints is not None else None
     # 7. The loader comes last, because its thread starts to read batches at once.
     meter.doing("opening the data")
-    spec, network = DataSpec(recipe.model.vocab_size, recipe.seq_len, recipe.seed), network_of(model)
-    sequences = recipe.data.open(spec)
+    network, rank = network_of(model), place(mesh, degrees)[0]
+    sequences, held_out = recipe.data.open(recipe.data_spec), recipe.held_out(degrees.data)
     if recipe.data.separates_documents:
-        network.document_end = recipe.data.document_end(spec)
+        network.document_end = recipe.data.document_end(recipe.data_spec)
+    evaluator = held_out and Evaluator(recipe, model, held_out, rank=rank, ranks=degrees.data, device=device)
     loader = Loader(
         sequences,
         global_batch=global_batch,
         micro_batch=recipe.micro_batch,
-        rank=place(mesh, degrees)[0],
+        rank=rank,
         ranks=degrees.data,
         device=device,
         own=network.own,
         first=consumed.sequences,
     )
     meter.started(device=device, params=parameters, describe_data=sequences.describe)
-    return Prepared(recipe, model, trained, optimizer, saver, loader, global_batch, done, consumed)
+    evaluated = stored is not None and stored.path.parent == checkpoints
+    return Prepared(
+        recipe, model, trained, optimizer, saver, loader, global_batch, done, consumed, evaluator, evaluated
+    )
 
 
 def train(
@@ -123,7 +130,8 @@ def train(
     checkpoints: Path | None = None,
     stop_requested: Callable[[], bool] | None = None,
 ) -> tuple[nn.Module, int]:
-    """Train up to step `recipe.steps`, or until any rank requests a stop. If checkpoints are saved, the last step is saved, too.
+    """Train up to step `recipe.steps`, until any rank requests a stop, or until `eval.stop_after` ends the run. If checkpoints
+    are saved, the last step is saved, too.
 
     Return the trained model and the last completed step. If `checkpoints` is None, no checkpoint is saved, and only a checkpoint
     that `checkpoint.load` names is loaded. Raises ConfigError if the recipe does not fit the devices, the data or the checkpoint,
@@ -141,6 +149,8 @@ def train(
     gc.freeze()
     gc.disable()  # garbage collection in a step would count as step time; the meter collects between steps
     try:
+        if run.evaluator is not None and not run.evaluated:
+            meter.evaluate(step, run.evaluator.loss, run.evaluator.tokens)
         for step in range(run.done + 1, recipe.steps + 1):
             with meter.waiting_for_data(), torch.no_grad():  # a batch is not kept for backward
                 batches = run.loader.next()
@@ -150,6 +160,10 @@ def train(
             del batches, loss, grad_norm, observed  # otherwise they would be held during the next step
             consumed = Consumed(consumed.sequences + run.global_batch, consumed.tokens + tokens)
             stopping = step < recipe.steps and next(stop)
+            if run.evaluator is not None and recipe.eval.due(
+                step, recipe.steps
+            ):  # before saving, so that it is not repeated
+                stopping |= meter.evaluate(step, run.evaluator.loss, run.evaluator.tokens)
             if run.saver is not None and (run.saver.due(step) or stopping):
                 with meter.saving():
                     run.saver.save(step, consumed)

@@ -10,8 +10,9 @@ from meshrunner.recipes.checkpoint.base import Checkpoint
 from meshrunner.recipes.checkpoint.on_disk import Record
 from meshrunner.recipes.compile.base import Compile
 from meshrunner.recipes.config_keys import differences
-from meshrunner.recipes.data.base import Data
+from meshrunner.recipes.data.base import Data, DataSpec
 from meshrunner.recipes.errors import ConfigError
+from meshrunner.recipes.evaluation.base import Evaluation, HeldOut, NoEvaluation
 from meshrunner.recipes.loss.base import Loss
 from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.optim.lr_schedule import LRSchedule
@@ -51,6 +52,8 @@ class Recipe(Section):
     """Tokens to train on: the text, its tokenizer, and the order of sequences."""
     checkpoint: Annotated[SerializeAsAny[Checkpoint], chosen(Checkpoint)]
     """Interval between saved checkpoints, and the checkpoint to start from."""
+    eval: Annotated[SerializeAsAny[Evaluation], chosen(Evaluation)] = NoEvaluation.model_construct(kind="none")
+    """Loss on data that the run does not train on."""
 
     steps: Annotated[Count, Affects.FIGURES]
     """Optimizer steps."""
@@ -79,6 +82,15 @@ class Recipe(Section):
                 f"ranks({data_ranks}) = {per_pass}"
             )
         return total, total // per_pass
+
+    @property
+    def data_spec(self) -> DataSpec:
+        """The settings that determine the training data."""
+        return DataSpec(self.model.vocab_size, self.seq_len, self.seed, self.eval.withheld)
+
+    def held_out(self, data_ranks: int) -> HeldOut | None:
+        """Return the data to evaluate on; None without evaluation. The training data must already be prepared."""
+        return self.eval.held_out(self.data, self.data_spec, self.accumulation(data_ranks)[0])
 
     def pipeline_split(self) -> list[int]:
         """Return the number of blocks of each pipeline stage, with `null` resolved to the split with the most even FLOPs."""

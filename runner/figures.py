@@ -31,17 +31,17 @@ class Figure(NamedTuple):
     title: str
     """Title in tables, charts and the progress line; empty if the figure is not shown there."""
     format: Callable[[float], str]
-    over_steps: Literal["median", "median p10 p90", "last", "final", "sum", "saves", "once", ""]
+    over_steps: Literal["median", "median p10 p90", "last", "last best", "final", "sum", "saves", "once", ""]
     """Statistic over a run's steps, stored in summary.json under `<key>` unless another key is given here.
     - `median`: median of the measured steps, stored under `<key>_median`
     - `median p10 p90`: also the 10th and 90th percentiles, stored under `<key>_p10` and `<key>_p90`
-    - `last`, `final`: value of the last step; `final` is stored under `<group>/final_<name>`
+    - `last`, `final`, `best`: last value, last value under `<group>/final_<name>`, lowest value under `<group>/best_<name>`
     - `sum`: sum over all steps of the last attempt
     - `saves`: median over checkpoints, computed by the meter because rows may lack the last checkpoint
     - `once`: value of the whole run, not of a step
     - empty: the figure is not in summary.json
     """
-    over_repeats: Literal["median", "min", "max", "median min max", ""]
+    over_repeats: Literal["median", "min", "max", "median min", "median min max", ""]
     """Statistic over repeats in `compare`, or `median min max` for a value with a range; empty if `compare` omits the figure."""
     why: str
     """Definition of the figure."""
@@ -73,7 +73,8 @@ class Figure(NamedTuple):
     def summary_keys(self) -> tuple[str, ...]:
         """Keys in summary.json: the key of the value, then the two keys of its range if it has a range."""
         group, _, name = self.key.partition("/")
-        keys = dict.fromkeys(("last", "sum", "saves", "once"), self.key) | {"final": f"{group}/final_{name}"}
+        keys = dict.fromkeys(("last", "sum", "saves", "once"), self.key)
+        keys |= {"final": f"{group}/final_{name}", "best": f"{group}/best_{name}"}
         return tuple(keys.get(statistic, f"{self.key}_{statistic}") for statistic in self.over_steps.split())
 
     def values(self, runs: Sequence[Mapping[str, Any]]) -> list[float | None]:
@@ -112,7 +113,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
            "tokens of the step / (its wall-clock time x devices). The wall-clock time from one reading of metrics to the next "
            "is divided among the steps in proportion to `perf/step_time_s`. This time includes reading metrics, but not "
-           "saving checkpoints", higher_is_better=True),
+           "saving checkpoints or evaluations", higher_is_better=True),
     Figure("perf/wps_error", "", "", NUMBER, "once", "", "relative standard error of `perf/wps_median`, computed from the "
            "scatter of the medians of eight successive parts of the run. A trend over the run and single slow steps have little "
            "effect on this error"),
@@ -125,7 +126,7 @@ FIGURES: tuple[Figure, ...] = (
            "relative standard error of `perf/tokens_per_cpu_s_median`, computed like `perf/wps_error`"),
     Figure("perf/joules_per_token", "J", "joules per token", NUMBER, "median", "median",
            "energy that NVML counts on all GPUs between two readings of metrics, divided by the tokens of that time. Saving "
-           "checkpoints does not count. Unknown on CPUs, on MIG slices and for emulated ranks"),
+           "checkpoints and evaluations do not count. Unknown on CPUs, on MIG slices and for emulated ranks"),
     Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s",
            higher_is_better=True),
     Figure("perf/mfu_causal", "percent", "", PERCENT, "median", "",
@@ -153,8 +154,8 @@ FIGURES: tuple[Figure, ...] = (
            unless="memory/peak_active_gib"),
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
            "time from the end of the previous step to the end of this step on the slowest rank; on GPUs, the time between two "
-           "CUDA events. The time includes waiting for data, but not reading metrics or saving checkpoints", over_ranks="max",
-           by_rank=True),
+           "CUDA events. The time includes waiting for data, but not reading metrics, saving checkpoints or "
+           "evaluations", over_ranks="max", by_rank=True),
     Figure("perf/compute_step_time_s", "s", "compute step time", SECONDS, "median", "median",
            "with `launch.emulate`: the measured step time, in which collectives take no time", optional=True),
     Figure("perf/communication_s", "s", "exposed communication, predicted", SECONDS, "median", "median",
@@ -182,6 +183,8 @@ FIGURES: tuple[Figure, ...] = (
            but="cold"),
     Figure("train/loss", "nats per token", "loss", "{:.4f}".format, "final", "median min max",
            "cross entropy in fp32, mean over all tokens of the step on all ranks", over_ranks="mean"),
+    Figure("eval/loss", "nats per token", "held-out loss", "{:.4f}".format, "last best", "median min", "`eval=held_out`: mean "
+           "cross entropy of the tokens of an evaluation, without auxiliary losses; in `evals.jsonl`", optional=True),
     Figure("train/mtp_loss", "nats per token", "", "{:.4f}".format, "final", "",
            "mean cross entropy of the `model.mtp.depth` tokens that follow the next token; not part of `train/loss`",
            over_ranks="mean", optional=True),

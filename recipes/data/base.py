@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
+from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Option
 
 if TYPE_CHECKING:
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
-class DataSpec:
+class DataSpec(NamedTuple):
     """The settings that determine a run's data."""
 
     vocab_size: int
@@ -24,6 +23,10 @@ class DataSpec:
     """Input tokens per sequence. Each sequence has seq_len + 1 tokens, because its last token is only a target."""
     seed: int
     """Seed for the order of the sequences, and for random tokens."""
+    share: float = 0.0
+    """Share of the documents that are held out for evaluation; 0: no document is held out, or the evaluation has its own data."""
+    held_out: int | None = None
+    """Number of sequences to evaluate. None: the sequences to train on."""
 
 
 class Sequences(Protocol):
@@ -87,13 +90,23 @@ class Data(Option):
 
     @abstractmethod
     def open(self, spec: DataSpec) -> Sequences:
-        """Return the sequences to train on. Every worker calls this method after `prepare`."""
+        """Return the sequences to train or evaluate on. Every worker calls this method after `prepare`."""
+
+    def for_evaluation(self, trained: Data, spec: DataSpec) -> Self:
+        """Return the option that reads held-out data from this source. `trained`, `spec`: the training data, which is already
+        prepared. Raise ConfigError if the option cannot hold out data, or cannot use the tokenizer of the training data."""
+        raise ConfigError(f"eval: data={self.kind} cannot hold out data; set eval.data, or use eval=none")
 
 
 class Random(Data):
     """Uniformly random tokens for speed runs. The loss on random tokens stays at log(vocab_size)."""
 
+    def for_evaluation(self, trained: Data, spec: DataSpec) -> Self:
+        return self
+
     def open(self, spec: DataSpec) -> Sequences:
+        if spec.held_out is not None:
+            spec = spec._replace(seed=spec.seed + 2**63)  # larger than every seed of a run
         return RandomSequences(spec)
 
 

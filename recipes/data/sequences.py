@@ -105,7 +105,7 @@ class PackedSequences:
                     "start the run again"
                 )
             time.sleep(PROGRESS_POLL_S)
-        check_length(progress, self.spec.seq_len)
+        check_length(progress, self.spec)
         self._progress = progress
         self._tokens = np.memmap(self.entry.tokens, dtype=progress.dtype, mode="r", shape=(progress.tokens,))
 

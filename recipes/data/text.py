@@ -6,10 +6,10 @@ import hashlib
 import time
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from meshrunner.recipes.data import tokenizer as tokenizers
 from meshrunner.recipes.data.base import Data, DataSpec, Sequences
@@ -72,7 +72,7 @@ class PackedText(Data):
         entry = self.entry(spec)
         with entry.lock(wait=not self.background) as mine:
             progress = entry.verify() if mine else entry.read()
-            if not self.background and (progress is None or not progress.complete):
+            if not self.background and (progress is None or not self._suffices(progress, spec)):
                 progress = self._pack(entry, spec)
             elif mine and progress is not None and progress.error:
                 progress = replace(progress, error="")  # let the next producer try again: the cause may be gone
@@ -82,8 +82,8 @@ class PackedText(Data):
                 self._check_vocabulary(self.load_tokenizer(*self._model(spec)).vocab, spec)
             return True
         self._check_vocabulary(progress.vocab, spec)
-        check_length(progress, spec.seq_len)
-        return not progress.complete
+        check_length(progress, spec)
+        return not self._suffices(progress, spec)
 
     def produce(self, spec: DataSpec) -> None:
         entry = self.entry(spec)
@@ -104,8 +104,23 @@ class PackedText(Data):
         if progress.error and not written:
             raise ConfigError(progress.error)
         self._check_vocabulary(progress.vocab, spec)
-        check_length(progress, spec.seq_len)
+        check_length(progress, spec)
+        if spec.held_out is not None:
+            return self._suffices(progress, spec)
         return progress.complete or (self.shuffle is not None and progress.tokens > self.shuffle * spec.seq_len)
+
+    def _suffices(self, progress: PackProgress, spec: DataSpec) -> bool:
+        """Return whether the run needs no more tokens than are packed."""
+        return progress.complete or (spec.held_out is not None and progress.tokens > spec.held_out * spec.seq_len)
+
+    def for_evaluation(self, trained: Data, spec: DataSpec) -> Self:
+        """Return a copy with the tokenizer of the training data. Sequences are evaluated in file order."""
+        if not isinstance(trained, PackedText):
+            raise ConfigError(f"eval.data: data={trained.kind} has no tokenizer; use eval.data=null")
+        if self is not trained and self.tokenizer is not None:
+            raise ConfigError("eval.data.tokenizer: the tokenizer of `data` is used; use eval.data.tokenizer=null")
+        tokenizer = trained.tokenizer or str(trained.entry(spec).tokenizer)
+        return self.model_copy(update={"tokenizer": tokenizer, "shuffle": 1})
 
     def open(self, spec: DataSpec) -> Sequences:
         from meshrunner.recipes.data.sequences import PackedSequences
@@ -123,7 +138,15 @@ class PackedText(Data):
             identity["tokenizer"] = hashlib.sha256(tokenizers.read_model(self.tokenizer)).hexdigest()
         if self.bos:
             identity["bos"] = True
+        if spec.share or spec.held_out is not None:
+            identity["held_out" if spec.held_out is not None else "withheld"] = spec.share
         return CacheEntry(identity)
+
+    def _documents(self, position: Position, spec: DataSpec) -> Iterator[tuple[str, Position]]:
+        """Yield the documents to train on or, for an evaluation, the held-out documents."""
+        for text, after in self.read_documents(position):
+            if not spec.share or is_held_out(text, spec.share) == (spec.held_out is not None):
+                yield text, after
 
     def _vocabulary(self, spec: DataSpec) -> int:
         if self.vocab_size == "auto":
@@ -168,10 +191,11 @@ class PackedText(Data):
                 progress = PackProgress(vocab=vocab, tokenizer=hashlib.sha256(model).hexdigest())
             progress = replace(progress, error="")
             entry.write(progress)
-            if not progress.complete:
+            if not self._suffices(progress, spec):
                 tokenizer = self.load_tokenizer(entry.tokenizer.read_bytes(), str(entry.tokenizer))
-                documents = self.read_documents(progress.state)
-                progress = pack(entry, documents, tokenizer, progress, 1 if self.background else -1)
+                documents = self._documents(progress.state, spec)
+                threads = 1 if self.background else -1
+                progress = pack(entry, documents, tokenizer, progress, threads, lambda now: self._suffices(now, spec))
         except OSError as error:
             raise ConfigError(
                 f"cannot write to the cache entry {entry.folder} ({error.strerror}); set MESHRUNNER_CACHE to another directory"
@@ -202,9 +226,10 @@ def pack(
     tokenizer: Tokenizer,
     progress: PackProgress,
     threads: int,
+    suffices: Callable[[PackProgress], bool],
 ) -> PackProgress:
-    """Tokenise the remaining documents and append their tokens to the entry, each document between its begin token (if there is
-    one) and end token. threads: number of threads; -1: all cores."""
+    """Tokenise the remaining documents until the progress suffices, and append their tokens to the entry, each document between
+    its begin token (if there is one) and end token. threads: number of threads; -1: all cores."""
     import numpy as np
 
     begin, end = [] if tokenizer.bos is None else [tokenizer.bos], [tokenizer.eos]
@@ -228,14 +253,23 @@ def pack(
                 corpus=corpus,
                 crc=zlib.crc32(packed, progress.crc),
             )
-            if time.monotonic() - recorded > RECORD_INTERVAL_S:
+            enough = suffices(progress)
+            if enough or time.monotonic() - recorded > RECORD_INTERVAL_S:
                 file.flush()
                 progress = replace(progress, state=position)
                 entry.write(progress)
                 recorded = time.monotonic()
+            if enough:
+                return progress
     progress = replace(progress, state={}, complete=True)
     entry.write(progress)
     return progress
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Return whether a document belongs to the `share` of documents that are held out. Equal documents are treated alike."""
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
 
 
 def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[list[str], int, Position]]:

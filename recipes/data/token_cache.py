@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.tokenizer import load_tokenizer
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import cache_dir, checksum, replace_file
@@ -127,11 +128,11 @@ def sequence_count(tokens: int, seq_len: int) -> int:
     return max(0, (tokens - 1) // seq_len)
 
 
-def check_length(progress: PackProgress, seq_len: int) -> None:
-    """Raise ConfigError if the data is complete and shorter than one sequence."""
-    if progress.complete and sequence_count(progress.tokens, seq_len) == 0:
+def check_length(progress: PackProgress, spec: DataSpec) -> None:
+    """Raise ConfigError if the data to train on is complete and shorter than one sequence."""
+    if spec.held_out is None and progress.complete and sequence_count(progress.tokens, spec.seq_len) == 0:
         raise ConfigError(
-            f"seq_len({seq_len}) + 1 is more than the {progress.tokens} tokens of the data; lower seq_len or use more data"
+            f"seq_len({spec.seq_len}) + 1 is more than the {progress.tokens} tokens of the data; lower seq_len or use more data"
         )
 
 

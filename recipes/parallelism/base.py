@@ -231,6 +231,9 @@ class Parallelism(Option):
         """Return further metrics of the optimizer step that has just ended, with the same keys in every step."""
         return {}
 
+    def after_evaluation(self, model: nn.Module) -> None:
+        """Undo what forward passes without backward change in the wrapped model."""
+
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
         """Return the bytes that data parallelism all-gathers and reduces for one unit in one step."""
         reduced = precision.reduce_bytes * unit.trained

@@ -169,6 +169,18 @@ class FSDP2(Parallelism):
             model.set_requires_all_reduce(last)  # until the last micro batch, replicas accumulate their own gradients
         return nullcontext()
 
+    def after_evaluation(self, model: nn.Module) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+                # Backward prefetches units in this order, so units of an evaluation would be gathered needlessly.
+                order = module._get_fsdp_state()._comm_ctx.post_forward_order
+                for unit in order:
+                    unit._post_forward_indices.clear()
+                order.clear()
+
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
         stacks = unit.of(is_stack=True)
         if self.expert == 1 or not stacks.parameters:

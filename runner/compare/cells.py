@@ -50,6 +50,8 @@ def columns(comparison: Comparison) -> list[Column]:
     if comparison.baseline:
         verdicts = ["" if each is None else str(each.verdict) for each in comparison.against]
         found.append(Column(f"loss vs {comparison.baseline[1]}", verdicts, True))
+        verdicts = ["" if each is None else str(each.held_out) for each in comparison.against]
+        found.append(Column(f"held-out loss vs {comparison.baseline[1]}", verdicts))
     if len({len(row.runs) for row in rows}) > 1:
         found.append(Column("runs", [str(len(row.runs)) for row in rows]))
     found.append(Column("measured", [_measured_from(row) for row in rows]))
@@ -107,7 +109,7 @@ def legend(comparison: Comparison) -> Iterator[str]:
             f"scaling: {WPS.title} by wall-clock time, relative to the row with the same settings on the fewest "
             "devices; 100% is ideal"
         )
-    kinds = {each.verdict.kind for each in against}
+    kinds = {parity.kind for each in against for parity in (each.verdict, each.held_out)}
     if kinds & {"agrees", "differs"}:
         losses, norms = (
             ", ".join(f"{short(f'{limit[curve]:.0e}')} in {name}" for name, limit in TOLERANCE.items())

@@ -10,7 +10,7 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import did_you_mean
 from meshrunner.runner.compare.keys import DIRECTORY, Keys, first_of, row_name, text
 from meshrunner.runner.compare.noise import ALPHA, Noise, noise_of
-from meshrunner.runner.compare.parity import Parity, verdict
+from meshrunner.runner.compare.parity import HELD_OUT, Parity, verdict
 from meshrunner.runner.compare.runs import EXCLUDED, Row, Run, read_runs
 from meshrunner.runner.console import counted, warn
 from meshrunner.runner.figures import Figure, figure_of, speed_figure
@@ -56,6 +56,8 @@ class Against:
     further: dict[str, Gain]
     """The gains in peak memory, in the time to the first step and in the figures that the user named, keyed by `Figure.key`."""
     verdict: Parity
+    held_out: Parity
+    """Verdict on the held-out losses, whose `kind` is empty if a run has none."""
     other: str = ""
     """Part of `Run.workload` in which the row differs from its baseline: `model`, `seq_len` or `batch`; "" if none differs."""
 
@@ -138,8 +140,9 @@ def compare_runs(
     for i, partner in partners.items():
         row, other = rows[i], rows[partner]
         gains = {key: _gain(row, other, figure, noises[key]) for key, figure in compared.items()}
-        loss, unlike = verdict(row.runs, other.runs), other_workload(row.runs[0], other.runs[0])
-        against[i] = Against(other, gains.pop(speed.key), gains, loss, unlike)
+        loss, held_out = (verdict(row.runs, other.runs, *curves) for curves in ((), ((HELD_OUT,),)))
+        unlike = other_workload(row.runs[0], other.runs[0])
+        against[i] = Against(other, gains.pop(speed.key), gains, loss, held_out, unlike)
     remarks = list(keys.remarks)
     if left_out := len(runs) - len(shown):
         remarks.append(f"{counted(left_out, 'run')} left out by sweep.exclude")

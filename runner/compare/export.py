@@ -47,6 +47,8 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
                 "loss_verdict": verdict.kind or None if verdict else None,
                 "loss_max_relative_difference": verdict.difference if verdict else None,
                 "loss_differs_from_step": verdict.step if verdict else None,
+                "held_out_loss_verdict": against.held_out.kind or None if against else None,
+                "held_out_loss_max_relative_difference": against.held_out.difference if against else None,
                 "loss_why": verdict.why or None if verdict else alone,
             }
         record["runs"] = [_run(run) for run in row.runs]

@@ -14,10 +14,10 @@ from meshrunner.runner.compare.noise import REPEATS
 from meshrunner.runner.compare.runs import Run
 from meshrunner.runner.figures import figure_of, number
 
-LOSS, NORM = "train/loss", "train/grad_norm"
+LOSS, NORM, HELD_OUT = "train/loss", "train/grad_norm", "eval/loss"
 BATCH = "different global batch"
 """Reason why the curves of two runs cannot be compared: the number of tokens per step differs."""
-TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4}, "bf16": {LOSS: 1e-2, NORM: 5e-2}}
+TOLERANCE = {"fp32": {LOSS: 1e-5, NORM: 1e-4, HELD_OUT: 1e-5}, "bf16": {LOSS: 1e-2, NORM: 5e-2, HELD_OUT: 1e-2}}
 """Largest relative difference at which two curves agree, for each precision. Even correct runs differ slightly, because each
 layout sums in a different order. Rounding to bf16 changes a number by up to 2^-8 = 3.9e-3 of its value. Norms of gradients
 differ more than losses do. The bf16 tolerances also apply to TF32, and to an fp32 run that is compared with a bf16 run."""
@@ -51,10 +51,11 @@ def short(number: str) -> str:
     return number.replace("e-0", "e-").replace("e+0", "e+")
 
 
-def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
+def verdict(runs: Sequence[Run], baseline: Sequence[Run], curves: Sequence[str] = (LOSS, NORM)) -> Parity:
     """Compare each completed run of a row with a completed run of its baseline that has the same seed.
 
-    `identical`: every loss and gradient norm is equal, bit by bit. `agrees`: every difference is within TOLERANCE.
+    `curves`: keys of the curves to compare, the loss first. `identical`: all values of the curves are equal, bit by bit.
+    `agrees`: every difference is within TOLERANCE.
     `within seeds`: a difference exceeds TOLERANCE, but at every step, the mean losses over all common seeds differ by at most
     the baseline's standard deviation over these seeds. Row and baseline must have at least REPEATS seeds in common.
     """
@@ -72,10 +73,12 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run]) -> Parity:
             return Parity("", why=why)
         if what := different_data(*(run.summary.data or {} for run in pair)):
             return Parity("different data", why=f"the {what} differs between two runs with the same data settings")
-    found = [_compare(*pair) for pair in pairs]
+    if not all(_curve(run, curves[0]) for pair in pairs for run in pair):
+        return Parity("", why=f"no {figure_of(curves[0]).title}")
+    found = [_compare(*pair, curves) for pair in pairs]
     worst = max(found, key=lambda each: (("identical", "agrees", "differs").index(each.kind), each.difference or 0.0))
     if worst.kind == "differs" and len(seeds) >= REPEATS:
-        return _within_seeds([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]) or worst
+        return _within_seeds([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds], curves[0]) or worst
     return worst
 
 
@@ -93,6 +96,8 @@ def _incomparable(a: Run, b: Run) -> str:
     for section in ("model", "data", "seq_len"):
         if a.config.get(section) != b.config.get(section):
             return f"different {section}"
+    if len({_withheld(run) for run in (a, b)}) > 1:
+        return "different held-out documents"
     if flatten(a.config).get("checkpoint.load") != flatten(b.config).get("checkpoint.load"):
         return "different checkpoint.load"
     if any(_precision(run) not in TOLERANCE for run in (a, b)):
@@ -104,17 +109,24 @@ def _incomparable(a: Run, b: Run) -> str:
     return BATCH if any(mine[step] != theirs[step] for step in common) else ""
 
 
+def _withheld(run: Run) -> Any:
+    """Return the share of the training documents that a run does not train on, or None if it trains on all documents."""
+    flat = flatten(run.config)
+    return flat.get("eval.share") if flat.get("eval.data", ...) is None else None
+
+
 def _precision(run: Run) -> str:
     flat = flatten(run.config)
     return "bf16" if flat.get("precision.matmul", "highest") != "highest" else run.precision
 
 
 def _curve(run: Run, key: str) -> dict[int, float | None]:
-    return {row.step: number(row.get(key)) for row in run.events}
+    return {row.step: number(row.get(key)) for row in (run.evals if key == HELD_OUT else run.events)}
 
 
-def _compare(a: Run, b: Run) -> Parity:
-    limits = max((TOLERANCE[_precision(run)] for run in (a, b)), key=itemgetter(LOSS))
+def _compare(a: Run, b: Run, curves: Sequence[str]) -> Parity:
+    widest = max((TOLERANCE[_precision(run)] for run in (a, b)), key=itemgetter(LOSS))
+    limits = {key: widest[key] for key in curves}
     identical, worst = True, dict.fromkeys(limits, 0.0)
     first: tuple[int, str] | None = None
     for key, limit in limits.items():
@@ -128,7 +140,7 @@ def _compare(a: Run, b: Run) -> Parity:
     if first is not None:
         step, key = first
         return Parity("differs", worst[key] if math.isfinite(worst[key]) else None, figure_of(key).title, step)
-    return Parity("identical", 0.0) if identical else Parity("agrees", worst[LOSS])
+    return Parity("identical", 0.0) if identical else Parity("agrees", worst[curves[0]])
 
 
 def relative(a: float | None, b: float | None) -> float:
@@ -138,9 +150,9 @@ def relative(a: float | None, b: float | None) -> float:
     return 0.0 if a == b else abs(a - b) / abs(b) if b else math.inf
 
 
-def _within_seeds(mine: Sequence[Sequence[Run]], theirs: Sequence[Sequence[Run]]) -> Parity | None:
+def _within_seeds(mine: Sequence[Sequence[Run]], theirs: Sequence[Sequence[Run]], key: str) -> Parity | None:
     """Return the verdict `within seeds`, or None if it does not apply. `mine[i]` and `theirs[i]` hold runs with the same seed."""
-    sides = [[[_curve(run, LOSS) for run in runs] for runs in seeds] for seeds in (mine, theirs)]
+    sides = [[[_curve(run, key) for run in runs] for runs in seeds] for seeds in (mine, theirs)]
     largest = 0.0
     for step in sorted(set[int].intersection(*(set(curve) for side in sides for seed in side for curve in seed))):
         values = [[[curve[step] for curve in seed] for seed in side] for side in sides]

@@ -28,6 +28,7 @@ from meshrunner.runner.rundir import (
     only_of_completed,
     owner_is_alive,
     predicted,
+    read_evals,
     read_events,
     repeat_of,
     run_names,
@@ -80,6 +81,14 @@ class Run:
         except OSError:
             return []
 
+    @cached_property
+    def evals(self) -> list[StepRow]:
+        """Evaluations, one row each; [] if the run has none or is damaged."""
+        try:
+            return [] if self.state == "damaged" else read_evals(self.path)
+        except OSError:
+            return []
+
     @property
     def measured(self) -> list[StepRow]:
         """The steps that count towards the medians in summary.json."""
@@ -103,7 +112,9 @@ class Run:
             found = plan | found
         if MEASURED not in found.figures and self.events:
             status, layouts = self.record(Status), self.record(Layouts).layouts
-            found |= summarise(self.events, self.measure_after, status.started, status.attempt or 1, layouts)
+            found |= summarise(
+                self.events, self.measure_after, status.started, status.attempt or 1, layouts, self.evals
+            )
         return only_of_completed(found, self.state)
 
     @property

@@ -75,6 +75,8 @@ def _emulation_problems(experiment: Experiment, workers: int) -> list[str]:
         )
     if experiment.compile.async_tensor_parallel:
         found.append("compile.async_tensor_parallel: an emulated rank cannot access other ranks' memory; use false")
+    if experiment.eval.evaluates:
+        found.append("eval: an emulated rank has no loss; use eval=none")
     if checkpoint.saves or checkpoint.load is not None:
         found.append("checkpoint: the weights of an emulated rank are meaningless; use checkpoint=none")
     if experiment.model.weights is not None:
@@ -124,6 +126,8 @@ def _remarks(experiment: Experiment) -> list[str]:
         )
     if objective.startswith("trace/") and experiment.profiler.kind != "trace":
         found.append(f"objective={objective} has a value only with a trace; use profiler=trace")
+    if objective.startswith("eval/") and not experiment.eval.evaluates:
+        found.append(f"objective={objective} has a value only with an evaluation; use eval=held_out")
     if objective == "perf/checkpoint_time_s" and not experiment.checkpoint.saves:
         found.append(f"objective={objective} has a value only if a checkpoint is saved; use checkpoint=dcp")
     if precision.compute == "fp8" and not experiment.compile.is_partitioned:

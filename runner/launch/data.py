@@ -11,10 +11,10 @@ from pathlib import Path
 from meshrunner.recipes.data.base import Data, DataSpec, different_data
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.config.experiment import Experiment
-from meshrunner.runner.console import shown
+from meshrunner.runner.console import shown, warn
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.rundir import Summary, last_lines
-from meshrunner.runner.rundir.files import DATA_LOG, SUMMARY
+from meshrunner.runner.rundir.files import DATA_LOG, EVAL_DATA_LOG, SUMMARY
 
 POLL_S = 0.05
 PRODUCER_GRACE_S = 2.0
@@ -23,18 +23,29 @@ PRODUCER_GRACE_S = 2.0
 
 @contextmanager
 def prepare_data(
-    experiment: Experiment, run_dir: Path, doing: Callable[[str], object] = lambda _: None
+    experiment: Experiment, run_dir: Path, data_ranks: int, doing: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
-    """Prepare the data of the first steps. In the `with` block, a background process (the producer) prepares the rest. If another
-    run prepares the same data, the producer waits, and both runs read the same files. A few times a second, call `doing` with the
-    name of the current work. Raise ConfigError if the data is missing or unusable."""
-    data = experiment.data
-    spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
+    """Prepare the data of the first steps, and the data to evaluate on. In the `with` block, a background process (the producer)
+    prepares the rest. If another run prepares the same data, the producer waits, and both runs read the same files. A few times a
+    second, call `doing` with the name of the current work. data_ranks: number of slices into which data parallelism cuts a global
+    batch. Raise ConfigError if the data is missing or unusable."""
+    with _prepared(experiment.data, experiment.data_spec, run_dir / DATA_LOG, doing):
+        held_out = experiment.held_out(data_ranks)
+        if held_out is None:
+            yield
+            return
+        with _prepared(held_out.data, held_out.spec, run_dir / EVAL_DATA_LOG, doing):
+            if remark := experiment.eval.remark(held_out, held_out.data.open(held_out.spec)):
+                warn(remark)
+            yield
+
+
+@contextmanager
+def _prepared(data: Data, spec: DataSpec, log: Path, doing: Callable[[str], object]) -> Iterator[None]:
     doing("preparing the data: tokenizer and packed tokens")
     if not data.prepare(spec):
         yield
         return
-    log = run_dir / DATA_LOG
     producer = forkserver.child(log, os.environ, _produce, data, spec, name="data", daemon=True)
     producer.start()
     try:
@@ -49,8 +60,7 @@ def prepare_data(
 def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
     """Raise ConfigError if a run's data has changed since the run last trained on it."""
     before = Summary.read(run_dir / SUMMARY).data
-    spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
-    now = experiment.data.open(spec).describe()
+    now = experiment.data.open(experiment.data_spec).describe()
     if before is not None and (what := different_data(before, now)):
         raise ConfigError(
             f"data: the {what} has changed since this run last trained. The configuration is the same, which "

@@ -13,6 +13,7 @@ from meshrunner.runner.compare.text_table import BETWEEN, fitted
 from meshrunner.runner.console import Slow, console, duration, one_line, say
 from meshrunner.runner.figures import UNKNOWN, figure_of, number
 from meshrunner.runner.rundir import StepRow, Tail, is_count
+from meshrunner.runner.rundir.files import EVALS
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -53,8 +54,9 @@ class ProgressLine:
         from rich.live import Live
 
         self.steps = steps
-        self.tail = Tail(run_dir)
+        self.tail, self.evals = Tail(run_dir), Tail(run_dir, EVALS)
         self.tail.read()
+        self.evals.read()
         self.slow = Slow()
         self.console = console()
         to_screen = sys.stderr.isatty()  # if stderr is a file, do not redirect it to the screen
@@ -82,6 +84,11 @@ class ProgressLine:
 
     def refresh(self, phase: str) -> None:
         self.show(self.tail.read(), phase)
+        for row in self.evals.read():
+            loss, perplexity = number(row.get("eval/loss")), number(row.get("eval/perplexity"))
+            text = figure_of("eval/loss").text(loss, "unknown")
+            more = "" if perplexity is None else f"  perplexity {perplexity:.4g}"
+            self.console.print(f"step {row.step}/{self.steps}  held-out loss {text}{more}")
 
     def show(self, rows: list[StepRow], phase: str = "") -> None:
         """Show `phase` and the newest row. `rows` holds the rows of events.jsonl that no earlier call of `show` received."""

@@ -98,7 +98,7 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
             traceback.print_exc()
         raise ran_out from error
     _kept_alive.append(model)
-    return 0 if step == experiment.steps else STOPPED_EARLY
+    return 0 if step == experiment.steps or meter.ended else STOPPED_EARLY
 
 
 def _keep_freed_memory() -> None:

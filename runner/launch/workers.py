@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, TEMPORARY
 from meshrunner.recipes.errors import Interrupted
-from meshrunner.recipes.meter import PHASES
+from meshrunner.recipes.meter import EVALUATING, PHASES, Phase
 from meshrunner.runner.config.devices import NodeDevices, too_few_cores
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import warn
@@ -24,6 +24,7 @@ from meshrunner.runner.launch.nodes import Peers
 from meshrunner.runner.launch.outcome import Outcome, first_failure, hang, oom_kills
 from meshrunner.runner.launch.preemption import Preemption
 from meshrunner.runner.launch.worker import STOPPED_EARLY
+from meshrunner.runner.measure.evaluations import reason_to_end
 from meshrunner.runner.process import forkserver
 from meshrunner.runner.process.network import gloo_interface
 from meshrunner.runner.process.signals import first_interrupt
@@ -64,7 +65,12 @@ def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
     `recipes.meter.Phase`). If the user presses Ctrl-C, end the workers and raise Interrupted."""
     run_dir, first = attempt.run_dir, attempt.first_rank
     steps, phase = SharedIntegers(attempt.devices.processes), SharedIntegers(1)
-    poll(PHASES[0])
+
+    def show_phase() -> Phase:
+        poll(now := PHASES[phase[0]])
+        return now
+
+    show_phase()
     if remark := too_few_cores(attempt.devices):
         warn(remark)
     processes = _create_processes(attempt, steps, phase)
@@ -80,7 +86,7 @@ def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
             update_status(run_dir, workers=started)
         # Before the first completed step, there is no progress to save, so an interrupt stops the workers at once.
         with first_interrupt(lambda: any(steps) and attempt.preemption.interrupt()):
-            stalled_minutes = _watch(attempt, processes, steps, lambda: poll(PHASES[phase[0]]))
+            stalled_minutes = _watch(attempt, processes, steps, show_phase)
         codes = [process.exitcode for process in processes]  # read these before `_terminate` changes them
     finally:
         _terminate(processes)
@@ -90,7 +96,7 @@ def launch(attempt: Attempt, poll: Callable[[str], object]) -> Outcome:
     if failed:
         return first_failure(run_dir, failed, killed_by_kernel=oom_kills() > oom_kills_before)
     if not any(code is None or code == STOPPED_EARLY for code in codes):
-        return Outcome("completed", "")
+        return Outcome("completed", reason_to_end(run_dir, attempt.experiment))
     if attempt.preemption.interrupted:
         raise Interrupted("by SIGINT")
     if attempt.preemption.requested:
@@ -129,7 +135,7 @@ def _create_processes(attempt: Attempt, steps: SharedIntegers, phase: SharedInte
 
 
 def _watch(
-    attempt: Attempt, processes: list[BaseProcess], steps: SharedIntegers, poll: Callable[[], object]
+    attempt: Attempt, processes: list[BaseProcess], steps: SharedIntegers, poll: Callable[[], Phase]
 ) -> float | None:
     """Wait until this node's workers end or must be killed. Return the time limit in minutes if a step exceeded it, else None."""
     settings, preemption = attempt.experiment.launch, attempt.preemption
@@ -137,7 +143,7 @@ def _watch(
     failed_at: float | None = None
     while alive := [p for p in processes if p.exitcode is None]:
         wait([p.sentinel for p in alive], timeout=POLL_S)
-        poll()
+        evaluating = poll() == EVALUATING
         preemption.poll()
         now = time.monotonic()
         failed_here = any(p.exitcode not in (0, STOPPED_EARLY, None) for p in processes)
@@ -147,7 +153,7 @@ def _watch(
             break
         if preemption.requested and not any(steps):
             break  # no progress to save, and the first step may take long
-        if list(steps) != seen:
+        if list(steps) != seen or evaluating:
             seen, since = list(steps), now
         minutes = settings.timeout_minutes if min(seen) else settings.start_timeout_minutes
         if failed_at is None and now - since > 60 * minutes:

@@ -4,7 +4,9 @@ import gc
 import math
 import re
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ class HostDevice:
     """Keys, in events.jsonl, of the memory figures that a rank measures."""
     total_gib: float | None = None
     """Memory of the device in GiB; None on a CPU, because other ranks and programs share its memory."""
+    _least: Sequence[float] = ()
+    """Memory figures measured before an evaluation."""
 
     def stamp(self) -> Any:
         """Return a time stamp of the moment at which the device completes the work issued so far."""
@@ -43,6 +47,17 @@ class HostDevice:
 
     def peaks(self) -> list[float]:
         """Return the memory figures measured since the last reset, in the order of `keys`."""
+        return [max(pair) for pair in zip_longest(self._peaks(), self._least, fillvalue=0.0)]
+
+    @contextmanager
+    def peaks_kept(self) -> Iterator[None]:
+        """Exclude the `with` block from the memory peaks."""
+        before = self.peaks()
+        yield
+        self.reset_peaks()
+        self._least = before
+
+    def _peaks(self) -> list[float]:
         found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
         return [int(found[1]) * 1024 / GIB if found else 0.0]
 
@@ -66,6 +81,7 @@ class HostDevice:
 
     def reset_peaks(self) -> None:
         """Reset the memory peaks. In a container that forbids the reset, the peaks include the start-up."""
+        self._least = ()
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
 
@@ -90,11 +106,11 @@ class CudaDevice(HostDevice):
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return float(begin.elapsed_time(end)) / 1e3
 
-    def peaks(self) -> list[float]:
+    def _peaks(self) -> list[float]:
         stats = torch.cuda.memory_stats(self.device)
         active = max(stats["active_bytes.all.peak"], self._active_in_graph)
         peaks = active / GIB, stats["reserved_bytes.all.peak"] / GIB
-        return [*peaks, float(stats["num_alloc_retries"] - self._retries), *super().peaks()]
+        return [*peaks, float(stats["num_alloc_retries"] - self._retries), *super()._peaks()]
 
     def release_cached(self) -> None:
         gc.collect()  # reference cycles keep tensors alive

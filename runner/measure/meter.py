@@ -3,7 +3,7 @@
 A step's loss and other metrics stay on the device at first. Every `log_every` steps, the host waits for the device and copies the
 metrics of the latest steps. The ranks then exchange their measurements, and rank 0 writes the rows. WPS (tokens per second)
 includes the time for reading metrics, but step times do not. WPS excludes the time for saving checkpoints (see
-`perf/checkpoint_time_s`) and for starting and stopping the profiler.
+`perf/checkpoint_time_s`), for evaluations, and for starting and stopping the profiler.
 """
 
 import gc
@@ -21,13 +21,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._dynamo.utils import calculate_time_spent, counters, get_compilation_metrics
+from torch._dynamo.utils import calculate_time_spent
 
-from meshrunner.recipes.compile.base import ASYNC_TP_FUSED, Compile
 from meshrunner.recipes.errors import NotRecorded
+from meshrunner.recipes.meter import EVALUATING, Phase
 from meshrunner.runner.config.experiment import Experiment
+from meshrunner.runner.measure.compilation import compile_facts, recompile_reasons
 from meshrunner.runner.measure.device import CudaDevice, HostDevice, peak_flops, peak_remark
-from meshrunner.runner.measure.rows import RANK_KEYS, ByRank, Rows, Step, merge_ranks, of_emulated
+from meshrunner.runner.measure.evaluations import reason_to_end, record
+from meshrunner.runner.measure.rows import RANK_KEYS, ByRank, Rows, Step, merge_ranks, of_emulated, stop_if_not_finite
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import PlanRecord, Summary, add_layout
 from meshrunner.runner.rundir.files import EVENTS, PLAN, SUMMARY
@@ -44,6 +46,7 @@ class RunMeter:
         self.doing = context.doing
         self.step = 0
         """The current step, counted from 1; 0 before the first step of this attempt."""
+        self.ended = False  # whether `eval.stop_after` ended the run before its last step
         self.pending: list[Step] = []
         self.data_time = 0.0
         self.tokens_before = 0
@@ -90,7 +93,8 @@ class RunMeter:
             self._add_to_summary(facts | self._pipeline_facts())
         self.profiler.started(device, self.resumed_at)
         compiles = self.experiment.compile.compiles
-        self.doing("compiling during the first step" if compiles else "the first step")
+        self.first_phase: Phase = "compiling during the first step" if compiles else "the first step"
+        self.doing(self.first_phase)
         self.window_begin, self.joules_before = time.perf_counter(), self.device.joules()
         self.step = self.resumed_at + 1
         self._begin_step()
@@ -142,11 +146,8 @@ class RunMeter:
             everyone = None if figures is None else self._gather(figures).tolist()
             if everyone is not None and self.context.records:
                 self._add_to_summary(self.profiler.summary(everyone))
-        if last and self.context.records:
-            # Some facts about data that is read during training are known only at the end.
-            self._add_to_summary({"data": self.describe_data()})
-            if self.rows.beyond_peak:
-                self._add_to_summary({"peak_remark": peak_remark(self.rows.device_type, self.peak_rate, self.context)})
+        if last:
+            self._summarise()
         if step == last_unmeasured:
             self._begin_measuring()
         if step % COLLECT_EVERY == 0:
@@ -162,7 +163,33 @@ class RunMeter:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        self.doing("saving a checkpoint")
+        with self._between_steps("saving a checkpoint"):
+            since = time.perf_counter()
+            yield
+            self._gather([0.0])  # waits for the slowest rank
+            self.save_before = time.perf_counter() - since
+        self.saves.append(self.save_before)
+        self._add_to_summary({"perf/checkpoint_time_s": median(self.saves)})
+
+    def evaluate(self, step: int, loss: Callable[[], Tensor], tokens: int) -> bool:
+        with self._between_steps(EVALUATING):
+            since = time.perf_counter()
+            with self.device.peaks_kept():
+                mean = self._gather([loss().item()]).mean().item()
+            if self.context.records:
+                record(self.run_dir, self.context.attempt, step, mean, tokens, time.perf_counter() - since)
+                self.ended = bool(reason_to_end(self.run_dir, self.experiment))
+            self.ended = bool(self._gather([float(self.ended)])[0])
+            if self.ended:
+                self._summarise()
+        self.compile_time = calculate_time_spent().get("total_wall_time", 0.0)  # compilation so far belongs to no step
+        self.early_recompiles = len(recompile_reasons()) - len(self.late_recompiles)
+        return self.ended
+
+    @contextmanager
+    def _between_steps(self, phase: Phase) -> Iterator[None]:
+        """Exclude the work in the `with` block from all figures of steps."""
+        self.doing(phase)
         self.profiler.pause()
         # Write the rows first: if a crash left a checkpoint without the rows before it, the resumed run would have a gap.
         if self.pending:
@@ -170,15 +197,20 @@ class RunMeter:
         if self.events is not None:
             os.fsync(self.events.fileno())
         with self._not_counted():
-            since, joules = time.perf_counter(), self.device.joules()
+            joules = self.device.joules()
             yield
-            self._gather([0.0])  # waits for the slowest rank
-            self.save_before = time.perf_counter() - since
             self.joules_before += self.device.joules() - joules
-        self.saves.append(self.save_before)
-        self._add_to_summary({"perf/checkpoint_time_s": median(self.saves)})
-        self.doing("")
+        self.doing("" if self.step > self.resumed_at + 1 else self.first_phase)
         self._begin_step()
+
+    def _summarise(self) -> None:
+        """Add facts to summary.json that are known only at the end of the run."""
+        if self.context.records:
+            found = compile_facts(self.experiment.compile) if self.compile_time else {}
+            self._add_to_summary(found | {"data": self.describe_data()})  # all data may be packed only during training
+            self._add_to_summary(self.by_rank.summary(self.device.keys, self.ranks_memory))
+            if self.rows.beyond_peak:
+                self._add_to_summary({"peak_remark": peak_remark(self.rows.device_type, self.peak_rate, self.context)})
 
     @contextmanager
     def _not_counted(self) -> Iterator[None]:
@@ -236,10 +268,10 @@ class RunMeter:
         values = self._gather([*chain.from_iterable(per_step), *self.device.peaks(), joules])
         everyone, joules = values[:, :-1], values[:, -1].sum().item()
         ranks_steps = everyone[:, : -len(self.device.keys)].view(len(everyone), len(steps), -1)
-        ranks_memory = everyone[:, -len(self.device.keys) :]
+        self.ranks_memory = everyone[:, -len(self.device.keys) :]
         if self.context.records:
-            memory = self.device.row(merge_ranks(self.device.keys, ranks_memory))
-            if steps[0].number == self.resumed_at + 1 or steps[-1].number == self.experiment.steps:
+            memory = self.device.row(merge_ranks(self.device.keys, self.ranks_memory))
+            if steps[0].number == self.resumed_at + 1:
                 self._add_to_summary(compile_facts(self.experiment.compile) if self.compile_time else {})
             window = self.window_begin - window_begin
             rows = self.rows.of(steps, norms, ranks_steps, window=window, times=times, joules=joules)
@@ -249,10 +281,8 @@ class RunMeter:
                 if step.number > self.resumed_at + self.experiment.measure_after and not step.profiled:
                     self.by_rank.add(ranks_steps[:, i, : len(RANK_KEYS)])
                 self._write(row | memory | ({"profiled": True} if step.profiled else {}))
-            if steps[-1].number == self.experiment.steps:
-                self._add_to_summary(self.by_rank.summary(self.device.keys, ranks_memory))
         if not self.context.emulated:
-            self._stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
+            stop_if_not_finite(steps, ranks_steps[:, :, 0], norms)
 
     def _on_host(self, steps: list[Step]) -> tuple[list[float], list[float], list[list[float]]]:
         """Wait for the device. Return three lists with an item per step: loss, gradient norm and values of `Network.observe`."""
@@ -268,33 +298,3 @@ class RunMeter:
             self.events.flush()
         except OSError as error:
             raise NotRecorded(f"cannot write {self.run_dir / EVENTS}: {error.strerror}") from error
-
-    def _stop_if_not_finite(self, steps: list[Step], rank_losses: Tensor, norms: list[float]) -> None:
-        """Raise FloatingPointError if a loss or gradient norm is not finite. All ranks check the same values, so all raise it."""
-        for i, step in enumerate(steps):
-            what = f"gradient norm is {norms[i]} though the loss is finite"
-            if wrong := (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist():
-                what = f"loss is {rank_losses[wrong[0], i].item()} on rank {wrong[0]}"
-            if wrong or not math.isfinite(norms[i]):
-                raise FloatingPointError(
-                    f"step {step.number}: the {what}; this step's update was skipped and the run stops"
-                )
-
-
-def recompile_reasons() -> list[str]:
-    """Return one text per recompilation so far, oldest first. Each text names the recompiled function and the failed guard."""
-    return [f"{each.co_name}: {each.recompile_reason}" for each in get_compilation_metrics() if each.recompile_reason]
-
-
-def compile_facts(compilation: Compile) -> dict[str, Any]:
-    """Return facts about compilation for summary.json, such as `compile/graph_breaks`."""
-    inductor = counters["inductor"]
-    fused = {"compile/async_tp_fused": inductor[ASYNC_TP_FUSED]} if compilation.async_tensor_parallel else {}
-    return fused | {
-        "compile/graphs": counters["stats"]["unique_graphs"],
-        "compile/graph_breaks": dict(counters["graph_break"]),
-        "compile/recompiles": recompile_reasons(),
-        # Compile times depend on whether Inductor's cache contained the forward and backward graphs.
-        "compile/cache_hits": inductor["fxgraph_cache_hit"],
-        "compile/cache_misses": inductor["fxgraph_cache_miss"],
-    }

@@ -1,5 +1,6 @@
 """Computes a run's figures, such as `perf/wps`: one row of figures per step, and one value per rank for summary.json."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,6 +122,18 @@ def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str,
 def merge_ranks(keys: Sequence[str], ranks: Tensor) -> dict[str, float]:
     """Reduce `ranks`, of shape [ranks, keys], to one value per key: the statistic `Figure.over_ranks`, or the mean if unset."""
     return {key: OVER_RANKS[STATISTICS.get(key) or "mean"](ranks[:, i]).item() for i, key in enumerate(keys)}
+
+
+def stop_if_not_finite(steps: list[Step], rank_losses: Tensor, norms: list[float]) -> None:
+    """Raise FloatingPointError if a loss or gradient norm is not finite. All ranks check the same values, so all raise it."""
+    for i, step in enumerate(steps):
+        what = f"gradient norm is {norms[i]} though the loss is finite"
+        if wrong := (~rank_losses[:, i].isfinite()).nonzero().flatten().tolist():
+            what = f"loss is {rank_losses[wrong[0], i].item()} on rank {wrong[0]}"
+        if wrong or not math.isfinite(norms[i]):
+            raise FloatingPointError(
+                f"step {step.number}: the {what}; this step's update was skipped and the run stops"
+            )
 
 
 class ByRank:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from meshrunner.recipes.storage import open_regular
-from meshrunner.runner.rundir.files import EVENTS
+from meshrunner.runner.rundir.files import EVALS, EVENTS
 from meshrunner.runner.rundir.states import is_count
 
 CHUNK_BYTES = 8 << 20
@@ -32,10 +32,10 @@ class StepRow(dict[str, float | None]):
 
 
 class Tail:
-    """Reader of the events.jsonl to which a run is still appending rows. Damaged lines are skipped."""
+    """Reader of the events.jsonl or evals.jsonl to which a run is still appending rows. Damaged lines are skipped."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.path = run_dir / EVENTS
+    def __init__(self, run_dir: Path, name: str = EVENTS) -> None:
+        self.path = run_dir / name
         self._offset = 0
         self._rest = b""
 
@@ -79,8 +79,17 @@ def last_rows(run_dir: Path, count: int) -> list[StepRow]:
 
 def read_events(run_dir: Path) -> list[StepRow]:
     """Return one row per step, in order."""
+    return _all_rows(run_dir, EVENTS)
+
+
+def read_evals(run_dir: Path) -> list[StepRow]:
+    """Return one row per evaluated step, in order. Step 0 is before the first step."""
+    return _all_rows(run_dir, EVALS)
+
+
+def _all_rows(run_dir: Path, name: str) -> list[StepRow]:
     rows: list[StepRow] = []
-    add_rows(rows, Tail(run_dir).read())
+    add_rows(rows, Tail(run_dir, name).read())
     return rows
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from meshrunner.recipes.config_keys import affecting, differences, flatten
 from meshrunner.recipes.option import Affects
 from meshrunner.runner import figures
-from meshrunner.runner.rundir.events import StepRow, read_events
+from meshrunner.runner.rundir.events import StepRow, read_evals, read_events
 from meshrunner.runner.rundir.files import LAYOUTS, PLAN, SUMMARY
 from meshrunner.runner.rundir.records import Count, JsonFile, Measured, PlanRecord, Text, null_as, under
 from meshrunner.runner.rundir.states import Status
@@ -35,11 +35,14 @@ OVER_STEPS: dict[str, Callable[[list[float]], float]] = {
     "p90": lambda values: _deciles(values)[-1],
     "last": lambda values: values[-1],
     "final": lambda values: values[-1],
+    "best": min,
     "sum": sum,
 }
 """Functions that reduce a figure's values from all steps to a single value, keyed by the words in `Figure.over_steps`."""
 PREDICTED = [each.key for each in figures.FIGURES if each.predicts]
-FINAL_FIGURES = [key for figure in figures.FIGURES if figure.over_steps == "final" for key in figure.summary_keys]
+FINAL_FIGURES = [
+    key for figure in figures.FIGURES if figure.over_steps in ("final", "last best") for key in figure.summary_keys
+]
 
 
 class Layout(JsonFile):
@@ -116,7 +119,12 @@ class Summary(JsonFile):
 
 
 def summarise(
-    rows: list[StepRow], measure_after: int, started: float | None, attempt: int, layouts: Sequence[Layout] = ()
+    rows: list[StepRow],
+    measure_after: int,
+    started: float | None,
+    attempt: int,
+    layouts: Sequence[Layout] = (),
+    evals: Sequence[StepRow] = (),
 ) -> Summary:
     """Return the summary of a run. A figure that no row contains is null, or 0 if the figure is a sum.
 
@@ -133,17 +141,22 @@ def summarise(
         "earlier_layouts": [each.as_json() for each in earlier],
     }
     for figure in figures.FIGURES:
-        if figure.optional and not any(figure.key in row for row in rows):
+        own = evals if figure.key.startswith("eval/") else rows
+        if figure.optional and not any(figure.key in row for row in own):
             continue
         for key, statistic in zip(figure.summary_keys, figure.over_steps.split(), strict=True):
             if statistic in OVER_STEPS:
-                known = [value for row in chosen.get(statistic, measured) if (value := row.get(figure.key)) is not None]
+                counted = evals if own is evals else chosen.get(statistic, measured)
+                known = [value for row in counted if (value := row.get(figure.key)) is not None]
                 found[key] = OVER_STEPS[statistic](known) if known or statistic == "sum" else None
     for key in ("perf/wps", "perf/tokens_per_cpu_s"):
         known = [value for row in measured if (value := row.get(key)) is not None]
         found[figures.error_key(key)] = relative_error(known)
     first = this_attempt[0].get("time") if this_attempt else None
     found["perf/time_to_first_step_s"] = None if first is None or started is None else first - started
+    if found["perf/time_to_first_step_s"] is not None:  # without the evaluation before the first step
+        early = [row for row in evals if row.attempt == attempt and row.step < this_attempt[0].step]
+        found["perf/time_to_first_step_s"] -= sum(row.get("eval/time_s") or 0.0 for row in early)
     return Summary.model_validate(found)
 
 
@@ -192,7 +205,7 @@ def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: An
     """Add predictions, figures of events.jsonl and `facts` (more keys) to the summary that workers wrote. Return the summary."""
     rows, layouts = read_events(run_dir), Layouts.read(run_dir / LAYOUTS).layouts
     summary = Summary.read(run_dir / SUMMARY) | predicted(PlanRecord.read(run_dir / PLAN))
-    summary |= summarise(rows, measure_after, status.started, status.attempt, layouts)
+    summary |= summarise(rows, measure_after, status.started, status.attempt, layouts, read_evals(run_dir))
     summary = only_of_completed(summary, status.state) | facts | {"state": status.state, "reason": status.reason}
     summary.write(run_dir / SUMMARY)
     return summary

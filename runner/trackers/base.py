@@ -20,7 +20,8 @@ class Sink(Protocol):
     """A tracker that is open for one run. An exception in a method ends the tracking, but never the run."""
 
     def log(self, row: StepRow) -> None:
-        """Log a row of events.jsonl: the figures of one step. Rows arrive in the order of steps. Unknown figures are None."""
+        """Log a row of events.jsonl or evals.jsonl: figures of one step. Rows arrive in the order of steps. A row of evals.jsonl
+        follows the step's row of events.jsonl. Unknown figures are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
         """Log the state, reason and summary of the ended run. `summary` may be {}. Wait until all data is written or sent."""

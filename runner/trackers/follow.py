@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from meshrunner.runner.rundir import FINAL, StepRow, Summary, Tail, add_rows, read_state, read_status
-from meshrunner.runner.rundir.files import SUMMARY, is_run, is_sweep
+from meshrunner.runner.rundir.files import EVALS, SUMMARY, is_run, is_sweep
 from meshrunner.runner.trackers.base import Tracker, tracker_of
 from meshrunner.runner.trackers.description import RunRecord, SweepRecord, update_tracking
 
@@ -28,17 +28,27 @@ class RowBuffer:
     until the current attempt has its first row or the run has ended."""
 
     def __init__(self, run_dir: Path, attempt: int) -> None:
-        self._tail = Tail(run_dir)
+        self._tail, self._eval_tail = Tail(run_dir), Tail(run_dir, EVALS)
         self._attempt = attempt
         self._held: list[StepRow] = []
+        self._evals: list[StepRow] = []
+        self._last = StepRow(step=0, attempt=1)
+        """The newest returned row of events.jsonl."""
 
     def read(self, final: bool) -> list[StepRow]:
-        """Return the new rows that no later row can replace, sorted by step. If `final` is set, return all remaining rows."""
+        """Return the new rows that no later row can replace, sorted by step. If `final` is set, return all remaining rows. A row
+        of evals.jsonl follows the row of its step."""
         add_rows(self._held, self._tail.read())
+        add_rows(self._evals, self._eval_tail.read())  # read second: a run writes an evaluation before the next step
         if not final and self._held and self._held[-1].attempt < self._attempt:
             return []
         ready, self._held = self._held, []
-        return ready
+        self._last = ready[-1] if ready else self._last
+        attempts = {row.step: row.attempt for row in (*ready, self._last)}
+        due = [row for row in self._evals if final or row.step <= self._last.step]
+        self._evals = [row for row in self._evals if row not in due]
+        ready += [row for row in due if row.attempt >= attempts.get(row.step, 0)]
+        return sorted(ready, key=lambda row: row.step)
 
 
 def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:

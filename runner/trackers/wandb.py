@@ -124,12 +124,13 @@ class WandbRun:
         self._describe = describe
         self._described = False
         self._core = [process for process in descendants(os.getpid()) if process_name(process).startswith("wandb-core")]
-        self._last_step = run.starting_step - 1  # last step on the server; -1 for a new run
+        self._last_step = self._sent = run.starting_step - 1  # last step on the server; -1 for a new run
         if self._last_step >= 0:
             print(f"W&B already has rows up to step {self._last_step}; sending only later rows")
 
     def log(self, row: StepRow) -> None:
-        if row.step <= self._last_step:
+        added = "eval/loss" in row and row.step == self._last_step > self._sent  # W&B adds figures to its newest row
+        if row.step <= self._last_step and not added:
             return  # W&B cannot replace rows
         self._last_step = row.step
         self._check()

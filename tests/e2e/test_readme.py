@@ -23,6 +23,7 @@ GUIDES = (
     "slurm",
     "data",
     "weights",
+    "evaluation",
     "own_code",
     "environment",
     "experts",

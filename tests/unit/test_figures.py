@@ -113,7 +113,7 @@ def test_the_keys_of_json_and_csv_stay() -> None:
         *("memory/peak_reserved_gib", "memory/peak_reserved_pct"),
         *("memory/peak_rss_gib", "perf/step_time_s_median", "perf/compute_step_time_s_median"),
         *("perf/communication_s_median", "perf/checkpoint_time_s", "perf/time_to_first_step_s"),
-        "train/final_loss",
+        *("train/final_loss", "eval/loss", "eval/best_loss"),
         "experts/max_violation_median",
         "pipeline/idle_pct",
         "pipeline/measured_idle_pct",

@@ -41,6 +41,13 @@ class Pipeline:
 
     def backward(self, batches: Batches) -> Tensor:
         """Accumulate gradients of the mean loss over all micro batches. Return this loss; 0 if the rank lacks the last stage."""
+        return self._run(batches, forward_only=False)
+
+    def forward(self, batches: Batches) -> Tensor:
+        """Return the result of `backward` without computing gradients."""
+        return self._run(batches, forward_only=True)
+
+    def _run(self, batches: Batches, *, forward_only: bool) -> Tensor:
         tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         if self._schedule is None:
             self._schedule = self._build(batches)
@@ -49,7 +56,8 @@ class Pipeline:
         # Every stage gets `targets`, with which the last stage computes the loss. torch gives `target` only to `loss_fn`.
         hidden: BaseException | None = None
         try:
-            self._schedule.step(*arguments, targets=targets, target=targets, losses=losses, return_outputs=False)
+            run = self._schedule.eval if forward_only else self._schedule.step
+            run(*arguments, targets=targets, target=targets, losses=losses, return_outputs=False)
         except RuntimeError as error:  # torch wraps a stage's error, such as OutOfMemoryError
             hidden = error.__cause__
             if hidden is None or "failed to run" not in str(error).lower():

@@ -117,7 +117,8 @@ def _known(row: Row, figure: Figure) -> bool:
 
 def _with_range(row: Row, figure: Figure) -> list[float | None]:
     """Return a figure's value and its range over the runs: lowest and highest value, or lowest p10 and highest p90."""
-    ranged = figure._replace(over_repeats="median min max")
+    single = figure._replace(over_steps="last") if figure.over_steps == "last best" else figure
+    ranged = single._replace(over_repeats="median min max")
     return figure.values(row.summaries)[:1] + ranged.values(row.summaries)[1:]
 
 
@@ -135,7 +136,7 @@ def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]
 
 
 def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str, Any]:
-    """Return the loss curve of a row, its step-time curve, and a histogram of its step times. A curve has about `points`
+    """Return curves of a row's loss, held-out loss and step time, and a histogram of its step times. A curve has about `points`
     points. A point is the median over the completed runs of the row, or over all runs of the row if no run completed. Step
     times exclude warm-up steps, profiled steps and compilation. `axes` maps each distinct list of steps to its index, which a
     curve stores instead of the steps."""
@@ -143,7 +144,8 @@ def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str
     measured = [run.measured for run in row.counted]
     times = _medians(measured, STEP_TIME)
     found: dict[str, Any] = {}
-    for name, values, digits in (("losses", losses, 7), ("times", times, 4)):
+    held_out = _medians((run.evals for run in row.counted), "eval/loss")
+    for name, values, digits in (("losses", losses, 7), ("held_out", held_out, 7), ("times", times, 4)):
         steps = sorted(values)
         kept = steps[:: max(1, -(-len(steps) // points))]
         kept += steps[-1:] if steps and kept[-1] != steps[-1] else []

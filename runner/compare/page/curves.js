@@ -29,21 +29,22 @@ function lines(svg, members, points, x, y) {
 }
 
 /** Return [step, relative difference of a row's loss from the loss of its baseline] for each step that both curves have. */
-function apartFromBaseline(i) {
+function apartFromBaseline(i, key) {
   const base = rows[rows[i].baseline];
-  if (!base?.losses || !base.completed || !rows[i].completed) return [];
-  const known = new Map(pairs(base.losses)), common = pairs(rows[i].losses).filter(([step]) => known.has(step));
+  if (!base?.[key] || !base.completed || !rows[i].completed) return [];
+  const known = new Map(pairs(base[key])), common = pairs(rows[i][key]).filter(([step]) => known.has(step));
   return common.map(([step, value]) => [step, (value - known.get(step)) / known.get(step)]);
 }
 
-function drawLosses() {
-  const { members, why } = curved((i) => rows[i].losses), points = members.map((i) => pairs(rows[i].losses));
-  const apart = members.map(apartFromBaseline), known = apart.flat();
+/** Draw the curves of `losses` or `held_out`. */
+function drawLosses(key, title) {
+  const { members, why } = curved((i) => rows[i][key]), points = members.map((i) => pairs(rows[i][key]));
+  const apart = members.map((i) => apartFromBaseline(i, key)), known = apart.flat();
   const compared = known.some(([, difference]) => difference);
   const below = compared ? `, and below it the relative difference from ${DATA.baseline}`
     : known.length ? `; no difference from ${DATA.baseline}` : "";
-  if (!caption("losses", `Loss over steps${below}${why}`, members.length)) return;
-  const high = paper ? 120 : 330, deep = paper ? 40 : 110, { box, svg, width } = canvas("losses", high + (compared ? deep + 120 : 50));
+  if (!caption(key, `${title} over steps${below}${why}`, members.length)) return;
+  const high = paper ? 120 : 330, deep = paper ? 40 : 110, { box, svg, width } = canvas(key, high + (compared ? deep + 120 : 50));
   const area = { left: 70, right: width - 10, top: 24, bottom: high };
   const x = linear(firsts(points), area.left, area.right, { pad: 0 });
   const y = linear(seconds(points), area.bottom, area.top, { every: 45 });
@@ -57,6 +58,8 @@ function drawLosses() {
   }
   legend(box, legendOf(members));
 }
+
+const drawTrained = () => drawLosses("losses", "Loss"), drawHeldOut = () => drawLosses("held_out", "Held-out loss");
 
 function drawTimes() {
   const { members, why } = curved((i) => rows[i].times, FEW), points = members.map((i) => pairs(rows[i].times));

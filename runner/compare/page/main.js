@@ -34,7 +34,7 @@ function listed(box, head, lines) {
 }
 
 const DRAWN = [
-  drawTable, drawDots, drawScatter, drawHeat, drawScaling, drawParallel, drawLosses, drawTimes, drawRanks, drawSteps, drawDifference,
+  drawTable, drawDots, drawScatter, drawHeat, drawScaling, drawParallel, drawTrained, drawHeldOut, drawTimes, drawRanks, drawSteps, drawDifference,
 ];
 
 function redraw() {

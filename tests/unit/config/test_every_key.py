@@ -124,7 +124,8 @@ OURS = {
     "sweep.explain": WORKS,
     **dict.fromkeys(("tune.runs", "tune.minutes", "tune.tolerance", "tune.steps"), TUNES),
     **dict.fromkeys(
-        ("model", "activation_checkpoint", "compile", "precision", "loss", "optimizer", "data", "checkpoint"), WORKS
+        ("model", "activation_checkpoint", "compile", "precision", "loss", "optimizer", "data", "checkpoint", "eval"),
+        WORKS,
     ),
     **dict.fromkeys(("hardware", "tracker", "profiler", "experiment", "space"), WORKS),
     "parallelism": "works, remarked on where a kind has no use for reshard_after_forward",
@@ -286,6 +287,8 @@ def test_an_objective_that_no_summary_has(capsys: pytest.CaptureFixture[str]) ->
     assert "profiler=trace" in remarks(experiment("objective=trace/idle_pct"))[0]
     assert "checkpoint=dcp" in remarks(experiment("objective=perf/checkpoint_time_s"))[0]
     assert remarks(experiment("objective=perf/checkpoint_time_s", "checkpoint=dcp")) == []
+    assert "use eval=held_out" in remarks(experiment("objective=eval/loss"))[0]
+    assert remarks(experiment("objective=eval/best_loss", "eval=held_out")) == []
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from meshrunner.recipes.compatibility import markdown_table
 from meshrunner.recipes.compile.base import Compile
 from meshrunner.recipes.data.base import Data
 from meshrunner.recipes.errors import ConfigError, Incompatible
+from meshrunner.recipes.evaluation.base import Evaluation
 from meshrunner.recipes.loss.base import Loss
 from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.optim.lr_schedule import LRSchedule
@@ -46,6 +47,7 @@ GROUPS: dict[str, type[Option]] = {
     "lr_schedule": LRSchedule,
     "data": Data,
     "checkpoint": Checkpoint,
+    "eval": Evaluation,
     "hardware": Hardware,
     "tracker": Tracker,
     "profiler": Profiler,

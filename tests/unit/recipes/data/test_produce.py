@@ -160,6 +160,13 @@ class Experiment:
     seq_len: int = 16
     seed: int = 0
 
+    @property
+    def data_spec(self) -> DataSpec:
+        return DataSpec(self.model.vocab_size, self.seq_len, self.seed)
+
+    def held_out(self, data_ranks: int) -> None:
+        return None
+
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
@@ -170,7 +177,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_prepared_starts_with_the_first_block_and_ends_the_producer(run_dir: Path) -> None:
     data = toy(pause=0.002, count=1_000_000, identity="endless")
     entry = data.entry(SPEC)
-    with prepare_data(Experiment(data, Model()), run_dir):
+    with prepare_data(Experiment(data, Model()), run_dir, 1):
         assert not (entry.read() or PackProgress()).complete
         sequences = data.open(SPEC)
         assert sequences.rows(0, 8).shape == (8, 17)
@@ -182,14 +189,14 @@ def test_prepared_starts_with_the_first_block_and_ends_the_producer(run_dir: Pat
 
 def test_prepared_leaves_no_producer_behind_an_exception(run_dir: Path) -> None:
     data = toy(pause=0.002, count=1_000_000, identity="endless")
-    with pytest.raises(KeyError), prepare_data(Experiment(data, Model()), run_dir):
+    with pytest.raises(KeyError), prepare_data(Experiment(data, Model()), run_dir, 1):
         raise KeyError
     assert not data.entry(SPEC).is_locked()
 
 
 def test_prepared_needs_no_producer_for_what_is_complete(run_dir: Path) -> None:
     toy().produce(SPEC)
-    with prepare_data(Experiment(toy(), Model()), run_dir):
+    with prepare_data(Experiment(toy(), Model()), run_dir, 1):
         assert not (run_dir / "logs" / "data.log").exists()
 
 
@@ -208,7 +215,7 @@ def test_prepared_needs_no_producer_for_what_is_complete(run_dir: Path) -> None:
 )
 def test_prepared_says_why_not(run_dir: Path, changes: dict[str, Any], message: str) -> None:
     experiment = Experiment(toy(**changes), Model())
-    with pytest.raises(ConfigError, match=message), prepare_data(experiment, run_dir):
+    with pytest.raises(ConfigError, match=message), prepare_data(experiment, run_dir, 1):
         raise AssertionError("the data was not there")
     log = run_dir / "logs" / "data.log"
     assert ("Traceback" in log.read_text() if log.exists() else False) == ("break_at" in changes)
@@ -216,5 +223,8 @@ def test_prepared_says_why_not(run_dir: Path, changes: dict[str, Any], message: 
 
 def test_prepared_checks_the_length_of_what_was_read(run_dir: Path) -> None:
     experiment = Experiment(toy(), Model(), seq_len=10_000_000)
-    with pytest.raises(ConfigError, match=r"seq_len\(10000000\) \+ 1 is more than"), prepare_data(experiment, run_dir):
+    with (
+        pytest.raises(ConfigError, match=r"seq_len\(10000000\) \+ 1 is more than"),
+        prepare_data(experiment, run_dir, 1),
+    ):
         raise AssertionError("the data was not there")
