@@ -15,7 +15,6 @@ Phase = Literal[
     "starting the workers",
     "building the model",
     "loading the checkpoint",
-    "loading the initial weights",
     "opening the data",
     "measuring the peak FLOP/s of this CPU",
     "the first step",

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.checkpoint.base import Saver
-from meshrunner.recipes.checkpoint.on_disk import Consumed, Training, choose_checkpoint
+from meshrunner.recipes.checkpoint.on_disk import Consumed, StoredCheckpoint, Training, choose_checkpoint
 from meshrunner.recipes.compile.cuda_graph import CapturedStep, Metrics
 from meshrunner.recipes.data.loader import Batches, Loader
 from meshrunner.recipes.determinism import compute_deterministically
@@ -80,20 +80,7 @@ def prepare(
     model, trained, parameters = assemble(recipe, mesh, device)
     # 6. The optimizer comes after sharding, because it updates this device's shards and stores state for these shards.
     optimizer = recipe.parallelism.optimizer(model, recipe.optimizer.build_for(trained))
-    done, consumed = 0, Consumed(sequences=0, tokens=0)
-    if stored is not None:
-        from meshrunner.recipes.checkpoint.state_dict import restore
-
-        meter.doing("loading the checkpoint")
-        restore(stored, model, optimizer)
-        done, consumed = stored.record.step, Consumed(stored.record.sequences, stored.record.tokens)
-        meter.resumed(done, consumed.tokens)
-    elif recipe.model.weights is not None and hugging_face_folder(recipe.model) is None:
-        from meshrunner.recipes.checkpoint.state_dict import restore
-
-        meter.doing("loading the initial weights")
-        if (start := choose_checkpoint(recipe.model.weights, None, KEY)) is not None:
-            restore(start, model, optimizer=None)
+    done, consumed = load(recipe, meter, stored, model, optimizer)
     training = Training(config, recipe.steps, recipe.seed, model, optimizer, parameters, global_batch)
     saver = recipe.checkpoint.saver(checkpoints, training) if checkpoints is not None else None
     # 7. The loader comes last, because its thread starts to read batches at once.
@@ -118,6 +105,26 @@ def prepare(
     return Prepared(
         recipe, model, trained, optimizer, saver, loader, global_batch, done, consumed, evaluator, evaluated
     )
+
+
+def load(
+    recipe: Recipe, meter: Meter, stored: StoredCheckpoint | None, model: nn.Module, optimizer: Optimizer
+) -> tuple[int, Consumed]:
+    """Load a checkpoint, or the initial weights if they are another run's. Return the completed steps and the consumed data."""
+    start = stored
+    if stored is None and not hugging_face_folder(recipe.model):
+        start = choose_checkpoint(recipe.model.weights, None, KEY)
+    if start is None:
+        return 0, Consumed(sequences=0, tokens=0)
+    from meshrunner.recipes.checkpoint.state_dict import restore
+
+    meter.doing("loading the checkpoint")
+    restore(start, model, optimizer if stored else None)
+    if stored is None:
+        return 0, Consumed(sequences=0, tokens=0)
+    step, consumed = stored.record.step, Consumed(stored.record.sequences, stored.record.tokens)
+    meter.resumed(step, consumed.tokens)
+    return step, consumed
 
 
 def train(

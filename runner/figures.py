@@ -38,8 +38,7 @@ class Figure(NamedTuple):
     - `last`, `final`, `best`: last value, last value under `<group>/final_<name>`, lowest value under `<group>/best_<name>`
     - `sum`: sum over all steps of the last attempt
     - `saves`: median over checkpoints, computed by the meter because rows may lack the last checkpoint
-    - `once`: value of the whole run, not of a step
-    - empty: the figure is not in summary.json
+    - `once`: value of the whole run, not of a step; empty: the figure is not in summary.json
     """
     over_repeats: Literal["median", "min", "max", "median min", "median min max", ""]
     """Statistic over repeats in `compare`, or `median min max` for a value with a range; empty if `compare` omits the figure."""
@@ -154,8 +153,8 @@ FIGURES: tuple[Figure, ...] = (
            unless="memory/peak_active_gib"),
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
            "time from the end of the previous step to the end of this step on the slowest rank; on GPUs, the time between two "
-           "CUDA events. The time includes waiting for data, but not reading metrics, saving checkpoints or "
-           "evaluations", over_ranks="max", by_rank=True),
+           "CUDA events. The time includes waiting for data, but not reading metrics, saving checkpoints or evaluations",
+           over_ranks="max", by_rank=True),
     Figure("perf/compute_step_time_s", "s", "compute step time", SECONDS, "median", "median",
            "with `launch.emulate`: the measured step time, in which collectives take no time", optional=True),
     Figure("perf/communication_s", "s", "exposed communication, predicted", SECONDS, "median", "median",
@@ -185,14 +184,12 @@ FIGURES: tuple[Figure, ...] = (
            "cross entropy in fp32, mean over all tokens of the step on all ranks", over_ranks="mean"),
     Figure("eval/loss", "nats per token", "held-out loss", "{:.4f}".format, "last best", "median min", "`eval=held_out`: mean "
            "cross entropy of the tokens of an evaluation, without auxiliary losses; in `evals.jsonl`", optional=True),
-    Figure("train/mtp_loss", "nats per token", "", "{:.4f}".format, "final", "",
-           "mean cross entropy of the `model.mtp.depth` tokens that follow the next token; not part of `train/loss`",
-           over_ranks="mean", optional=True),
+    Figure("train/mtp_loss", "nats per token", "", "{:.4f}".format, "final", "", "mean cross entropy of the `model.mtp.depth` "
+           "tokens that follow the next token; not part of `train/loss`", over_ranks="mean", optional=True),
     Figure("train/grad_norm", "", "grad norm", "{:.3f}".format, "", "",
            "2-norm of the whole gradient before clipping, the same on every rank and in every layout"),
-    Figure("train/skipped", "", "", "{:,.0f}".format, "sum", "",
-           "with `optimizer.skip_above`: 1 if the update was skipped, else 0. The summary has the number of skipped updates",
-           over_ranks="mean", optional=True),
+    Figure("train/skipped", "", "", "{:,.0f}".format, "sum", "", "with `optimizer.skip_above`: whether the update was skipped "
+           "(1 or 0). The summary has the number of skipped updates", over_ranks="mean", optional=True),
     Figure("train/lr", "", "", NUMBER, "", "", "learning rate of the step"),
     Figure("train/tokens", "tokens", "", "{:,}".format, "", "", "tokens in all steps up to and including this one"),
     Figure("experts/max_violation", "", "expert imbalance", NUMBER, "median", "median",

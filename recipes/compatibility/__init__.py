@@ -1,11 +1,11 @@
 """A table of the combinations of options that cannot work, with the reason and an alternative for each combination. The
 options themselves make the checks that need arithmetic, such as whether the degrees of parallelism fit the devices."""
 
-from meshrunner.recipes.compatibility import pipelines, rows
+from meshrunner.recipes.compatibility import evaluations, pipelines, rows
 from meshrunner.recipes.parallelism.base import Degrees
 from meshrunner.recipes.recipe import Recipe
 
-TABLE = [*rows.ROWS, *pipelines.ROWS]
+TABLE = [*rows.ROWS, *pipelines.ROWS, *evaluations.ROWS]
 
 
 def problems(recipe: Recipe, degrees: Degrees) -> list[str]:

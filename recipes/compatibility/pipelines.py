@@ -66,12 +66,6 @@ ROWS = [
         instead="compile=per_block",
     ),
     Conflict(
-        when=lambda r, p, d: p.pipeline > 1 and p.schedule.is_v and r.eval.evaluates,
-        where="eval",
-        reason="torch cannot run zbv and dualpipe_v without the backward",
-        instead="another parallelism.pipeline_schedule, or eval=none",
-    ),
-    Conflict(
         when=lambda r, p, d: _splits(p) and p.kind == "ddp" and d.replicate > 1,
         where="parallelism.pipeline_schedule",
         reason=f"{SPLIT} compute weight gradients outside of autograd's backward, so DDP would never reduce them",

@@ -283,24 +283,6 @@ ROWS = [
         instead="checkpoint=none, or parallelism=fsdp2",
     ),
     Conflict(
-        when=lambda r, p, d: r.eval.evaluates and p.plans_buffers,
-        where="eval",
-        reason="planned buffers need a backward after each forward, but an evaluation runs only the forward",
-        instead="parallelism.buffers=dynamic, or eval=none",
-    ),
-    Conflict(
-        when=lambda r, p, d: r.eval.evaluates and isinstance(p, MegatronFSDP),
-        where="eval",
-        reason="megatron_fsdp prepares in each forward for the backward that follows, but an evaluation runs only the forward",
-        instead="parallelism=fsdp2, or eval=none",
-    ),
-    Conflict(
-        when=lambda r, p, d: r.eval.evaluates and r.compile.cuda_graph,
-        where="eval",
-        reason="a forward pass outside of the CUDA graph moves buffers that the graph expects at fixed addresses",
-        instead="compile.cuda_graph=false, or eval=none",
-    ),
-    Conflict(
         when=lambda r, p, d: r.deterministic and r.compile.autotunes,
         where="compile.mode",
         reason="autotuning picks the kernel that happens to be fastest, and kernels differ in rounding",

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrunner.recipes.data.text import Position, SeparableText, text_in
+from meshrunner.recipes.data.documents import SeparableText
+from meshrunner.recipes.data.text import Position, text_in
 from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError, from_json
 
-from meshrunner.recipes.data.text import Position, SeparableText, missing_column, text_in
+from meshrunner.recipes.data.documents import SeparableText
+from meshrunner.recipes.data.text import Position, missing_column, text_in
 from meshrunner.recipes.errors import ConfigError
 
 

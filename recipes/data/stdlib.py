@@ -9,7 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from meshrunner.recipes.data.text import Position, SeparableText
+from meshrunner.recipes.data.documents import SeparableText
+from meshrunner.recipes.data.text import Position
 from meshrunner.recipes.errors import ConfigError
 
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from meshrunner.recipes.data import tokenizer as tokenizers
 from meshrunner.recipes.data.base import Data, DataSpec, Sequences
@@ -201,23 +201,6 @@ class PackedText(Data):
                 f"cannot write to the cache entry {entry.folder} ({error.strerror}); set MESHRUNNER_CACHE to another directory"
             ) from None
         return progress
-
-
-class SeparableText(PackedText):
-    """Base class of the options that can limit attention to documents."""
-
-    documents: Literal["joined", "separate"] = "joined"
-    """Attention across documents. joined: a token attends to all earlier tokens of its sequence; separate: only to tokens of its
-    own document, and positions start at 0 in each document."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if callable(vars(cls).get("documents")):
-            raise TypeError(f"{cls.__name__}.documents is a key, not a method; rename the method to read_documents")
-
-    @property
-    def separates_documents(self) -> bool:
-        return self.documents == "separate"
 
 
 def pack(

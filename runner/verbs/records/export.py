@@ -67,7 +67,6 @@ def _newest_intact(path: Path) -> StoredCheckpoint:
 
 def _tokenizer(experiment: Experiment, stored: StoredCheckpoint) -> tuple[Tokenizer | None, dict[str, bytes]]:
     """Return the tokenizer and its files. Warn, and return None and no files, if a run with text has no known tokenizer."""
-    from meshrunner.recipes.data.base import DataSpec
     from meshrunner.recipes.data.text import PackedText
     from meshrunner.recipes.weights.tokenizer_files import tokenizer_files
     from meshrunner.runner.rundir import Summary
@@ -75,9 +74,8 @@ def _tokenizer(experiment: Experiment, stored: StoredCheckpoint) -> tuple[Tokeni
 
     if isinstance(experiment.data, PackedText):
         recorded = (Summary.read(stored.path.parent.parent / SUMMARY).data or {}).get("tokenizer_hash")
-        spec = DataSpec(experiment.model.vocab_size, experiment.seq_len, experiment.seed)
         try:
-            return tokenizer_files(experiment.data, spec, recorded)
+            return tokenizer_files(experiment.data, experiment.data_spec, recorded)
         except ConfigError as error:
             warn(f"exporting without a tokenizer: {one_line(error)}")
     return None, {}
