@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from meshrunner.recipes.option import Affects, Option, Section
 
 
@@ -50,6 +52,32 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
     return [] if old == new else [(path, old, new)]
 
 
+def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a resolved configuration with the keys that config.yaml lacks because an older version of meshrunner wrote it. The
+    keys get their defaults. Sections of users' classes stay as they are, because reading must not run their code."""
+    found = dict(config)
+    for name, section in config.items():
+        if isinstance(section, dict) and isinstance(kind := section.get("kind"), str):
+            found[name] = _defaults(name, kind) | section
+    return found
+
+
+@lru_cache
+def _defaults(section: str, kind: str) -> dict[str, Any]:
+    field = _experiment().model_fields.get(section)
+    base = field.annotation if field is not None else None
+    if not (isinstance(base, type) and issubclass(base, Option) and kind in base.kinds):
+        return {}
+    fields = base.resolve(kind).model_fields.items()
+    return {key: to_jsonable_python(field.get_default()) for key, field in fields if not field.is_required()}
+
+
+def _experiment() -> type[Section]:
+    # The top-level keys are declared in `runner`, which imports this module, so their class is imported on first use.
+    experiment: type[Section] = importlib.import_module("meshrunner.runner.config.experiment").Experiment
+    return experiment
+
+
 def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
     """Return the settings of a flat configuration whose change has at least one of the given effects."""
     return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
@@ -64,8 +92,7 @@ def affected_by(key: str, flat: dict[str, Any]) -> Affects:
 
 @lru_cache(4096)
 def _affected_by(key: str, kind: str) -> Affects:
-    # Top-level keys are declared in `runner`, which imports this module, so their class is imported on first use.
-    experiment: type[Section] = importlib.import_module("meshrunner.runner.config.experiment").Experiment
+    experiment = _experiment()
     found, section = experiment.affects, experiment
     for part in key.split("."):
         field = next((each.model_fields[part] for each in _classes(section, kind) if part in each.model_fields), None)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from meshrunner.recipes.config_keys import with_defaults
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.storage import read_regular
 from meshrunner.runner.console import one_line, warn
@@ -112,9 +113,8 @@ class Run:
             found = plan | found
         if MEASURED not in found.figures and self.events:
             status, layouts = self.record(Status), self.record(Layouts).layouts
-            found |= summarise(
-                self.events, self.measure_after, status.started, status.attempt or 1, layouts, self.evals
-            )
+            attempt = status.started, status.attempt or 1
+            found |= summarise(self.events, self.measure_after, *attempt, layouts, self.evals)
         return only_of_completed(found, self.state)
 
     @property
@@ -281,7 +281,7 @@ def _read(path: Path, readers: Mapping[str, Callable[[Path], object]]) -> Run:
     if not is_run(path):
         return Run(path, "damaged", "it has no config.yaml")
     damage, files = inspect(path, readers)
-    config = files.get(dict, {})
+    config = with_defaults(files.get(dict, {}))
     overrides = files.get(Overrides, Overrides()) if config else Overrides()
     run = Run(path, "damaged", _short(damage), files, config, overrides.choices, overrides.task)
     status = run.record(Status)
