@@ -31,7 +31,8 @@ def value_at(values: Any, path: str) -> Any:
 def with_value(values: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """Return a copy of nested mappings with another value at a dotted path. Create missing mappings along the path."""
     name, _, rest = path.partition(".")
-    return values | {name: with_value(values.get(name, {}), rest, value) if rest else value}
+    below = values.get(name)
+    return values | {name: with_value(below if isinstance(below, dict) else {}, rest, value) if rest else value}
 
 
 def same_value(one: Any, other: Any) -> bool:
@@ -55,21 +56,28 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
     """Return a resolved configuration with the keys that config.yaml lacks because an older version of meshrunner wrote it. The
     keys get their defaults. Sections of users' classes stay as they are, because reading must not run their code."""
-    found = dict(config)
+    found = _defaults("", "") | config
     for name, section in config.items():
-        if isinstance(section, dict) and isinstance(kind := section.get("kind"), str):
-            found[name] = _defaults(name, kind) | section
+        if isinstance(section, dict):
+            found[name] = _defaults(name, str(section.get("kind"))) | section
     return found
 
 
 @lru_cache
 def _defaults(section: str, kind: str) -> dict[str, Any]:
-    field = _experiment().model_fields.get(section)
-    base = field.annotation if field is not None else None
-    if not (isinstance(base, type) and issubclass(base, Option) and kind in base.kinds):
+    """Return the defaults of a section's keys, or of the top-level keys if `section` is empty."""
+    declared: Any = _experiment()
+    if section:
+        field = declared.model_fields.get(section)
+        declared = field and field.annotation
+    if not (isinstance(declared, type) and issubclass(declared, Section)):
         return {}
-    fields = base.resolve(kind).model_fields.items()
-    return {key: to_jsonable_python(field.get_default()) for key, field in fields if not field.is_required()}
+    if issubclass(declared, Option):
+        if kind not in declared.kinds:
+            return {}
+        declared = declared.resolve(kind)
+    fields = declared.model_fields.items()
+    return {key: to_jsonable_python(each.get_default()) for key, each in fields if not each.is_required()}
 
 
 def _experiment() -> type[Section]:

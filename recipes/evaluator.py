@@ -41,7 +41,8 @@ class Evaluator:
                 rows = torch.from_numpy(self._sequences.rows(first, count)).to(self._device)
                 total += forward(recipe, self._model, micro_batches(rows, recipe.micro_batch, network.own))
         self._model.train()
-        recipe.parallelism.after_evaluation(self._model)
+        for wrapped in [self._model] if network.pipeline is None else network.pipeline.stages.values():
+            recipe.parallelism.after_evaluation(wrapped)
         mean = total / len(self._slices)
         return mean if network.pipeline is None else network.pipeline.summed((mean,))[0]
 

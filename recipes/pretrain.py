@@ -54,7 +54,7 @@ class Prepared(NamedTuple):
     consumed: Consumed
     evaluator: Evaluator | None
     evaluated: bool
-    """Whether an earlier attempt has evaluated the loaded checkpoint if it was due."""
+    """Whether the loaded checkpoint is this run's own. Its evaluation, if one was due, is already in evals.jsonl."""
 
 
 def prepare(
@@ -167,9 +167,8 @@ def train(
             del batches, loss, grad_norm, observed  # otherwise they would be held during the next step
             consumed = Consumed(consumed.sequences + run.global_batch, consumed.tokens + tokens)
             stopping = step < recipe.steps and next(stop)
-            if run.evaluator is not None and recipe.eval.due(
-                step, recipe.steps
-            ):  # before saving, so that it is not repeated
+            if run.evaluator is not None and recipe.eval.due(step, recipe.steps):
+                # An evaluation before saving is not repeated by a run that resumes from the checkpoint.
                 stopping |= meter.evaluate(step, run.evaluator.loss, run.evaluator.tokens)
             if run.saver is not None and (run.saver.due(step) or stopping):
                 with meter.saving():

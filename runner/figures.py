@@ -35,7 +35,7 @@ class Figure(NamedTuple):
     """Statistic over a run's steps, stored in summary.json under `<key>` unless another key is given here.
     - `median`: median of the measured steps, stored under `<key>_median`
     - `median p10 p90`: also the 10th and 90th percentiles, stored under `<key>_p10` and `<key>_p90`
-    - `last`, `final`, `best`: last value, last value under `<group>/final_<name>`, lowest value under `<group>/best_<name>`
+    - `last`, `final`: last value; `final` is stored under `<group>/final_<name>`; `best`: lowest, under `<group>/best_<name>`
     - `sum`: sum over all steps of the last attempt
     - `saves`: median over checkpoints, computed by the meter because rows may lack the last checkpoint
     - `once`: value of the whole run, not of a step; empty: the figure is not in summary.json

@@ -4,6 +4,7 @@ from meshrunner.recipes.compatibility.conflict import Conflict
 from meshrunner.recipes.model.hybrid.hybrid import only_atomic_sums
 from meshrunner.recipes.parallelism.fsdp2 import FSDP2
 from meshrunner.recipes.parallelism.megatron_fsdp import MegatronFSDP
+from meshrunner.recipes.weights.check import loads_checkpoint
 
 ROWS = [
     Conflict(
@@ -277,10 +278,10 @@ ROWS = [
         instead="parallelism.double_buffer=max_pool or fixed, or parallelism.nccl_registration=false",
     ),
     Conflict(
-        when=lambda r, p, d: isinstance(p, MegatronFSDP) and (r.checkpoint.saves or r.checkpoint.load is not None),
+        when=lambda r, p, d: isinstance(p, MegatronFSDP) and (r.checkpoint.saves or loads_checkpoint(r)),
         where="checkpoint",
         reason="megatron_fsdp shards buckets of several parameters, but checkpoints need each parameter evenly sharded",
-        instead="checkpoint=none, or parallelism=fsdp2",
+        instead="checkpoint=none and no run in model.weights, or parallelism=fsdp2",
     ),
     Conflict(
         when=lambda r, p, d: r.deterministic and r.compile.autotunes,

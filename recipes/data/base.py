@@ -24,7 +24,7 @@ class DataSpec(NamedTuple):
     seed: int
     """Seed for the order of the sequences, and for random tokens."""
     share: float = 0.0
-    """Share of the documents that are held out for evaluation; 0: no document is held out, or the evaluation has its own data."""
+    """Share of the source's documents that are held out. 0 without evaluation, or if the evaluation has its own data."""
     held_out: int | None = None
     """Number of sequences to evaluate. None: the sequences to train on."""
 

@@ -6,7 +6,7 @@ import hashlib
 import time
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Self
@@ -16,12 +16,14 @@ from meshrunner.recipes.data.base import Data, DataSpec, Sequences
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length
 from meshrunner.recipes.data.tokenizer_json import Tokenizer
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.option import AutoCount, did_you_mean, whole
+from meshrunner.recipes.option import AutoCount, whole
 from meshrunner.recipes.storage import replace_file
 
 SAMPLE_CHARACTERS = 8_000_000
 """Approximate number of characters, from the beginning of the data, on which a tokenizer is trained. Training takes 1-2 s."""
 BATCH_CHARACTERS = 256_000
+HELD_OUT_CHARACTERS = 16_000
+"""BATCH_CHARACTERS for held-out text, which is found slowly: 1 of 200 documents by default."""
 RECORD_INTERVAL_S = 0.5
 """Seconds between two updates of progress.json. A killed packing process loses at most about this many seconds of work."""
 Position = dict[str, Any]
@@ -72,7 +74,7 @@ class PackedText(Data):
         entry = self.entry(spec)
         with entry.lock(wait=not self.background) as mine:
             progress = entry.verify() if mine else entry.read()
-            if not self.background and (progress is None or not self._suffices(progress, spec)):
+            if not self.background and (progress is None or not suffices(progress, spec)):
                 progress = self._pack(entry, spec)
             elif mine and progress is not None and progress.error:
                 progress = replace(progress, error="")  # let the next producer try again: the cause may be gone
@@ -83,7 +85,7 @@ class PackedText(Data):
             return True
         self._check_vocabulary(progress.vocab, spec)
         check_length(progress, spec)
-        return not self._suffices(progress, spec)
+        return not suffices(progress, spec)
 
     def produce(self, spec: DataSpec) -> None:
         entry = self.entry(spec)
@@ -106,26 +108,24 @@ class PackedText(Data):
         self._check_vocabulary(progress.vocab, spec)
         check_length(progress, spec)
         if spec.held_out is not None:
-            return self._suffices(progress, spec)
+            return suffices(progress, spec)
         return progress.complete or (self.shuffle is not None and progress.tokens > self.shuffle * spec.seq_len)
 
-    def _suffices(self, progress: PackProgress, spec: DataSpec) -> bool:
-        """Return whether the run needs no more tokens than are packed."""
-        return progress.complete or (spec.held_out is not None and progress.tokens > spec.held_out * spec.seq_len)
-
     def for_evaluation(self, trained: Data, spec: DataSpec) -> Self:
-        """Return a copy with the tokenizer of the training data. Sequences are evaluated in file order."""
+        """Return a copy that packs text like the training data. Sequences are evaluated in file order."""
         if not isinstance(trained, PackedText):
             raise ConfigError(f"eval.data: data={trained.kind} has no tokenizer; use eval.data=null")
         if self is not trained and self.tokenizer is not None:
             raise ConfigError("eval.data.tokenizer: the tokenizer of `data` is used; use eval.data.tokenizer=null")
         tokenizer = trained.tokenizer or str(trained.entry(spec).tokenizer)
-        return self.model_copy(update={"tokenizer": tokenizer, "shuffle": 1})
+        return self.model_copy(update={"tokenizer": tokenizer, "bos": trained.bos, "shuffle": 1})
 
     def open(self, spec: DataSpec) -> Sequences:
         from meshrunner.recipes.data.sequences import PackedSequences
 
-        return PackedSequences(self.entry(spec), spec, self.shuffle, separate=self.separates_documents)
+        return PackedSequences(
+            self.entry(spec), spec, self.shuffle, separate=self.separates_documents and spec.held_out is None
+        )
 
     def entry(self, spec: DataSpec) -> CacheEntry:
         identity: dict[str, Any] = {"source": self.source()}
@@ -172,7 +172,8 @@ class PackedText(Data):
         return tokenizers.train_tokenizer(chain([first], texts), self._vocabulary(spec)), "the trained tokenizer"
 
     def load_tokenizer(self, model: bytes, where: str) -> Tokenizer:
-        """Load a tokenizer, without its begin token unless `bos` is set; raise ConfigError if it has none."""
+        """Load a tokenizer, and drop its begin token unless `bos` is set. Raise ConfigError if `bos` is set but the tokenizer has
+        no begin token."""
         tokenizer = tokenizers.load_tokenizer(model, where)
         if self.bos and tokenizer.bos is None:
             raise ConfigError(f"data.bos: {where} has no begin token; use data.bos=false")
@@ -191,11 +192,11 @@ class PackedText(Data):
                 progress = PackProgress(vocab=vocab, tokenizer=hashlib.sha256(model).hexdigest())
             progress = replace(progress, error="")
             entry.write(progress)
-            if not self._suffices(progress, spec):
+            if not suffices(progress, spec):
                 tokenizer = self.load_tokenizer(entry.tokenizer.read_bytes(), str(entry.tokenizer))
                 documents = self._documents(progress.state, spec)
                 threads = 1 if self.background else -1
-                progress = pack(entry, documents, tokenizer, progress, threads, lambda now: self._suffices(now, spec))
+                progress = pack(entry, documents, tokenizer, progress, threads, spec)
         except OSError as error:
             raise ConfigError(
                 f"cannot write to the cache entry {entry.folder} ({error.strerror}); set MESHRUNNER_CACHE to another directory"
@@ -209,7 +210,7 @@ def pack(
     tokenizer: Tokenizer,
     progress: PackProgress,
     threads: int,
-    suffices: Callable[[PackProgress], bool],
+    spec: DataSpec,
 ) -> PackProgress:
     """Tokenise the remaining documents until the progress suffices, and append their tokens to the entry, each document between
     its begin token (if there is one) and end token. threads: number of threads; -1: all cores."""
@@ -220,7 +221,9 @@ def pack(
         file.truncate(progress.tokens * progress.itemsize)  # drop tokens that a killed producer did not record
         file.seek(0, 2)
         recorded = 0.0
-        for texts, empty, position in text_batches(documents):
+        for texts, empty, position in text_batches(
+            documents, HELD_OUT_CHARACTERS if spec.held_out else BATCH_CHARACTERS
+        ):
             ids = (part for document in tokenizer.encode(texts, threads) for part in (begin, document, end))
             packed = np.fromiter(chain.from_iterable(ids), dtype=progress.dtype).tobytes()
             file.write(packed)
@@ -236,7 +239,7 @@ def pack(
                 corpus=corpus,
                 crc=zlib.crc32(packed, progress.crc),
             )
-            enough = suffices(progress)
+            enough = suffices(progress, spec)
             if enough or time.monotonic() - recorded > RECORD_INTERVAL_S:
                 file.flush()
                 progress = replace(progress, state=position)
@@ -249,14 +252,21 @@ def pack(
     return progress
 
 
+def suffices(progress: PackProgress, spec: DataSpec) -> bool:
+    """Return whether a run needs no more tokens than are packed."""
+    return progress.complete or (spec.held_out is not None and progress.tokens > spec.held_out * spec.seq_len)
+
+
 def is_held_out(text: str, share: float) -> bool:
     """Return whether a document belongs to the `share` of documents that are held out. Equal documents are treated alike."""
     digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
 
 
-def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[list[str], int, Position]]:
-    """Yield (texts with about BATCH_CHARACTERS characters, number of skipped empty texts, position after the last text)."""
+def text_batches(
+    documents: Iterator[tuple[str, Position]], characters: int
+) -> Iterator[tuple[list[str], int, Position]]:
+    """Yield (texts with about `characters` characters, number of skipped empty texts, position after the last text)."""
     batch: list[str] = []
     size = empty = 0
     position: Position = {}
@@ -266,27 +276,8 @@ def text_batches(documents: Iterator[tuple[str, Position]]) -> Iterator[tuple[li
             size += len(text)
         else:
             empty += 1
-        if size >= BATCH_CHARACTERS:
+        if size >= characters:
             yield batch, empty, position
             batch, size, empty = [], 0, 0
     if batch or empty:
         yield batch, empty, position
-
-
-def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
-    """Return the text in a column ("" for null). Raise ConfigError (naming `file`) if the column is missing or not text."""
-    if column not in row:
-        raise missing_column(column, list(row), file)
-    text = row[column]
-    if not isinstance(text, str | None):
-        where = f" of '{file}'" if file else ""
-        raise ConfigError(
-            f"data.field: the column '{column}'{where} must contain text, not {type(text).__name__}: {str(text)[:80]!r}"
-        )
-    return text or ""
-
-
-def missing_column(column: str, columns: list[str], file: str = "") -> ConfigError:
-    """Return the error for a missing column. file: name of the file for the message, or "" for no name."""
-    hint, where = did_you_mean(column, columns), f" in '{file}'" if file else ""
-    return ConfigError(f"data.field: no column '{column}'{where}.{hint} Columns: {', '.join(columns)}")

@@ -1,7 +1,7 @@
 """The token cache. Each entry is a directory with a tokenizer, packed tokens and a progress record.
 
-    tokenizer.model   sentencepiece
-    tokens.bin        documents, each followed by the end-of-sentence token, little-endian uint16 or uint32, append-only
+    tokenizer.model   sentencepiece model, or JSON (see `tokenizer_json`)
+    tokens.bin        documents, each with its begin token (if any) and end token, little-endian uint16 or uint32, append-only
     progress.json     valid length of tokens.bin, checksums, position in the source; replaced atomically, after tokens.bin
     .lock             locked (flock) by the one process that writes the entry
 
@@ -133,6 +133,7 @@ def check_length(progress: PackProgress, spec: DataSpec) -> None:
     if spec.held_out is None and progress.complete and sequence_count(progress.tokens, spec.seq_len) == 0:
         raise ConfigError(
             f"seq_len({spec.seq_len}) + 1 is more than the {progress.tokens} tokens of the data; lower seq_len or use more data"
+            + ", or lower eval.share" * (spec.share > 0)
         )
 
 

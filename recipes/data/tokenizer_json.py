@@ -28,7 +28,7 @@ class Tokenizer(NamedTuple):
 
 
 def located(name: str) -> Path:
-    """Return the absolute path of the file that `data.tokenizer` names: tokenizer.json if the name is a folder's."""
+    """Return the absolute path of the file that `data.tokenizer` names. For a folder, return the path of its tokenizer.json."""
     path = Path(name).expanduser().absolute()
     return path / FILE if path.is_dir() else path
 
@@ -45,8 +45,9 @@ def read_tokenizer_json(path: Path) -> bytes:
     except (ValueError, AttributeError) as error:  # AttributeError: the JSON is not an object
         raise ConfigError(f"data.tokenizer: '{path}' or its {CONFIG} is not a JSON file: {error}") from None
     if eos is None:
+        lack = "has no eos_token" if config.exists() else "does not exist"
         raise ConfigError(
-            f"data.tokenizer: '{config}' has no eos_token, so documents cannot be separated; add the token that ends a document"
+            f"data.tokenizer: '{config}' {lack}, so documents cannot be separated; it must name the eos_token"
         )
     return json.dumps({FILE: text, "bos": bos, "eos": eos}).encode()
 

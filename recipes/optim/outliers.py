@@ -14,7 +14,7 @@ class Outliers:
     """The losses and gradient norms of the last LENGTH optimizer steps that were not skipped, equal on all ranks."""
 
     def __init__(self, deviations: float, device: torch.device) -> None:
-        """deviations: standard deviations above the mean beyond which a step is skipped."""
+        """deviations: skip a step that is more than this number of standard deviations above the mean."""
         self.deviations = deviations
         self.history = torch.zeros(LENGTH, 2, device=device)
         """Loss and gradient norm of each step. A new step replaces the oldest one."""

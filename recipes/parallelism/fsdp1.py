@@ -79,6 +79,16 @@ class FSDP1(Parallelism):
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
         return model.no_sync() if self.accumulate == "hold" and not last else nullcontext()
 
+    def after_evaluation(self, model: Any) -> None:
+        from torch.distributed.fsdp._runtime_utils import _reshard
+
+        # Without a backward, the root stays gathered, and the next backward would prefetch in the order of the evaluation.
+        for unit in model.fsdp_modules(model):
+            if unit._handle is not None:
+                _reshard(unit, unit._handle, True)
+        model._exec_order_data.handles_pre_forward_order.clear()
+        model._exec_order_data.handles_post_forward_order.clear()
+
     def stored(self, unit: UnitParameters, precision: Precision, degrees: Degrees) -> Stored:
         """Return the size of one shard of a unit's flat parameter. The whole shard has gradients if any parameter is trained."""
         aligned = 16 // precision.param_bytes  # FSDP1 aligns each parameter to 16 bytes of the compute dtype

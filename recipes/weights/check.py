@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshrunner.recipes.checkpoint.on_disk import holds_checkpoints, named_checkpoints
+from meshrunner.recipes.config_keys import differences, with_defaults
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.recipe import Recipe
-from meshrunner.recipes.weights.files import stored_tensors
+from meshrunner.recipes.weights.files import has_weights, stored_tensors
 from meshrunner.recipes.weights.names import counterparts
 
 KEY = "model.weights"
@@ -19,7 +20,13 @@ DTYPES = ("F64", "F32", "F16", "BF16")
 def hugging_face_folder(model: Model) -> Path | None:
     """Return the Hugging Face folder that `model.weights` names; None if it is null or names a run directory or checkpoint."""
     path = Path(model.weights).expanduser().absolute() if model.weights is not None else None
-    return None if path is None or holds_checkpoints(path) else path
+    return path if path is not None and (has_weights(path) or not holds_checkpoints(path)) else None
+
+
+def loads_checkpoint(recipe: Recipe) -> bool:
+    """Return whether a run starts from a checkpoint, with its optimizer state (`checkpoint.load`) or without (`model.weights`)."""
+    weights = recipe.model.weights is not None and hugging_face_folder(recipe.model) is None
+    return weights or recipe.checkpoint.load is not None
 
 
 def check_weights(recipe: Recipe) -> None:
@@ -35,7 +42,9 @@ def check_weights(recipe: Recipe) -> None:
     else:
         record = named_checkpoints(recipe.model.weights, KEY)[0][0].record
         recipe.refuse_other_model(record)
-        trains_tokenizer = trains_tokenizer and record.config["data"] != recipe.data.model_dump(mode="json")
+        saved = with_defaults(record.config)["data"]
+        changed = {key for key, *_ in differences(saved, recipe.data.model_dump(mode="json"))}
+        trains_tokenizer = trains_tokenizer and not changed <= {"shuffle", "documents", "bos"}
     if trains_tokenizer:
         raise ConfigError(
             f"{KEY}: data.tokenizer=null trains a tokenizer on the text, whose tokens mean nothing to these weights; set "
@@ -57,8 +66,10 @@ def _check_tensors(model: Model, folder: Path) -> None:
         elif name not in shapes and not _is_ignored(name, model):
             wrong.append(f"has {name}, which the model lacks")
     if wrong:
-        others = f" ({len(wrong) - 1} more tensors differ)" if len(wrong) > 1 else ""
-        hint = "model=hf model.path=FOLDER takes the shapes from the folder"
+        others = f" (tensors that differ: {len(wrong)})" if len(wrong) > 1 else ""
+        hint = (
+            "model=hf model.path=FOLDER takes the shapes from FOLDER/config.json, which must belong to the same model"
+        )
         raise ConfigError(f"{folder} {wrong[0]}{others}; {hint}")
 
 

@@ -10,7 +10,7 @@ from meshrunner.recipes.weights.hugging_face import SCALING, model_section
 from meshrunner.recipes.weights.names import family
 
 IGNORED = {"freeze", "weights", "head_dim", "experts.balance_rate"}
-"""Keys that do not change a model's output, and head_dim, which config.json always has."""
+"""Keys that do not change a model's output, and head_dim, which config.json always states, even if it is null here."""
 
 
 def config_of(model: Model, seq_len: int) -> dict[str, Any]:
@@ -55,7 +55,8 @@ def config_of(model: Model, seq_len: int) -> dict[str, Any]:
 def _refuse_lost_keys(model: Llama, config: dict[str, Any]) -> None:
     """Raise ConfigError if the model that config.json describes differs from the given model."""
     described = type(model).model_validate(model_section(config)).model_dump(mode="json")
-    ignored = IGNORED | ({"ffn_dim"} if model.routed else set())  # of dense blocks, and `dense_layers` is compared
+    # ffn_dim is the width of dense blocks, which a model of these families with experts lacks.
+    ignored = IGNORED | ({"ffn_dim"} if model.routed else set())
     for key, _, value in differences(described, model.model_dump(mode="json")):
         if key not in ignored and (key, value) != ("experts.balance", "sequence_loss"):
             raise ConfigError(

@@ -44,7 +44,9 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return all tensors of a folder, keyed by name. Raise ConfigError if a file is missing or damaged."""
     if not (folder / INDEX).is_file():
         return _read_header(folder / SINGLE)
-    index = read_json(folder / INDEX).get("weight_map", {})
+    index = read_json(folder / INDEX).get("weight_map")
+    if not (isinstance(index, dict) and all(isinstance(name, str) for name in index.values())):
+        raise ConfigError(f"{folder / INDEX} has no valid weight_map; download the file again")
     found = {key: each for name in sorted(set(index.values())) for key, each in _read_header(folder / name).items()}
     if missing := sorted(index.keys() - found.keys()):
         raise ConfigError(f"{folder / INDEX} lists {missing[0]}, but {index[missing[0]]} does not hold this tensor")

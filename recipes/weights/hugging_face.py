@@ -27,7 +27,7 @@ FIXED = {
     "mlp_only_layers": [],
     "partial_rotary_factor": 1.0,
 }
-"""Keys that config.json may have only with these values, because the networks of meshrunner have nothing else."""
+"""Keys that config.json may have only with these values, because meshrunner's networks implement only these values."""
 
 SCALING = {
     **{key: key for key in ("factor", "low_freq_factor", "high_freq_factor")},
@@ -60,11 +60,17 @@ def expanded(config: dict[str, Any]) -> dict[str, Any]:
         return config
     folder = Path(str(given.pop("path", None))).expanduser().absolute()
     try:
-        found = model_section(read_json(folder / CONFIG))
+        theirs = read_json(folder / CONFIG)
+    except ConfigError as error:
+        raise ConfigError(f"model.path: {error}") from None
+    try:
+        found = model_section(theirs)
     except KeyError as error:
         raise ConfigError(f"model.path: {folder / CONFIG} lacks the key {error}") from None
     except ConfigError as error:
         raise ConfigError(f"model.path: {folder / CONFIG}: {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"model.path: {folder / CONFIG} has a value of the wrong type ({error})") from None
     if given.get("weights", AUTO) == AUTO:
         given["weights"] = str(folder) if has_weights(folder) else None
     for key, value in flatten(given).items():

@@ -73,8 +73,10 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run], curves: Sequence[str] 
             return Parity("", why=why)
         if what := different_data(*(run.summary.data or {} for run in pair)):
             return Parity("different data", why=f"the {what} differs between two runs with the same data settings")
-    if not all(_curve(run, curves[0]) for pair in pairs for run in pair):
-        return Parity("", why=f"no {figure_of(curves[0]).title}")
+        if HELD_OUT in curves and _evaluated(pair[0]) != _evaluated(pair[1]):
+            return Parity("", why="different held-out data")
+    if not all(set(_curve(a, curves[0])) & set(_curve(b, curves[0])) for a, b in pairs):
+        return Parity("", why=f"no {figure_of(curves[0]).title} in common")
     found = [_compare(*pair, curves) for pair in pairs]
     worst = max(found, key=lambda each: (("identical", "agrees", "differs").index(each.kind), each.difference or 0.0))
     if worst.kind == "differs" and len(seeds) >= REPEATS:
@@ -112,7 +114,13 @@ def _incomparable(a: Run, b: Run) -> str:
 def _withheld(run: Run) -> Any:
     """Return the share of the training documents that a run does not train on, or None if it trains on all documents."""
     flat = flatten(run.config)
-    return flat.get("eval.share") if flat.get("eval.data", ...) is None else None
+    return flat.get("eval.share") if flat.get("eval.data", ...) is None and flat.get("data.kind") != "random" else None
+
+
+def _evaluated(run: Run) -> dict[str, Any]:
+    """Return the settings that determine the tokens of an evaluation, except those of the training data."""
+    chosen = ("eval.data", "eval.sequences", "eval.share")
+    return {key: value for key, value in flatten(run.config).items() if key.startswith(chosen)}
 
 
 def _precision(run: Run) -> str:
@@ -121,7 +129,9 @@ def _precision(run: Run) -> str:
 
 
 def _curve(run: Run, key: str) -> dict[int, float | None]:
-    return {row.step: number(row.get(key)) for row in (run.evals if key == HELD_OUT else run.events)}
+    # Before the first step, all layouts have the same weights, so equal losses would show nothing.
+    rows = [row for row in run.evals if row.step] if key == HELD_OUT else run.events
+    return {row.step: number(row.get(key)) for row in rows}
 
 
 def _compare(a: Run, b: Run, curves: Sequence[str]) -> Parity:

@@ -281,7 +281,7 @@ def _read(path: Path, readers: Mapping[str, Callable[[Path], object]]) -> Run:
     if not is_run(path):
         return Run(path, "damaged", "it has no config.yaml")
     damage, files = inspect(path, readers)
-    config = with_defaults(files.get(dict, {}))
+    config = with_defaults(config) if "model" in (config := files.get(dict, {})) else config
     overrides = files.get(Overrides, Overrides()) if config else Overrides()
     run = Run(path, "damaged", _short(damage), files, config, overrides.choices, overrides.task)
     status = run.record(Status)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, Record, StoredCheckpoint, candidates, good_checkpoints
-from meshrunner.recipes.config_keys import affected_by, differences, flatten
+from meshrunner.recipes.config_keys import affected_by, differences, flatten, with_defaults
 from meshrunner.recipes.errors import ConfigError, Incompatible, NotImported
 from meshrunner.recipes.option import Affects
 from meshrunner.recipes.weights.check import check_weights
@@ -69,9 +69,9 @@ def first_experiment(sweep_dir: Path) -> Experiment:
 
 def check_existing(run_dir: Path, config: dict[str, Any]) -> None:
     """Raise ConfigError if `run_dir` holds a run with another configuration. The sections `sweep` and `tune` may differ."""
-    changed = differences(read_config(run_dir), config) if is_run(run_dir) else []
+    changed = differences(with_defaults(read_config(run_dir)), with_defaults(config)) if is_run(run_dir) else []
     lines = [
-        f"{key}: {old!r} on disk, {new!r} now"
+        f"{key}: {'absent' if old is ... else repr(old)} on disk, {'absent' if new is ... else repr(new)} now"
         for key, old, new in changed
         if key.partition(".")[0] not in ("sweep", "tune")
     ]

@@ -112,6 +112,13 @@ class CudaDevice(HostDevice):
         peaks = active / GIB, stats["reserved_bytes.all.peak"] / GIB
         return [*peaks, float(stats["num_alloc_retries"] - self._retries), *super()._peaks()]
 
+    @contextmanager
+    def peaks_kept(self) -> Iterator[None]:
+        retries = torch.cuda.memory_stats(self.device)["num_alloc_retries"] - self._retries
+        with super().peaks_kept():
+            yield
+        self._retries -= retries  # retries are counted, while peaks are compared
+
     def release_cached(self) -> None:
         gc.collect()  # reference cycles keep tensors alive
         torch.cuda.empty_cache()

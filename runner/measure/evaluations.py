@@ -44,7 +44,7 @@ def reason_to_end(run_dir: Path, experiment: Experiment) -> str:
 
 
 def stopped(rows: Sequence[StepRow], patience: int) -> str:
-    """Return the reason why a run ends: none of the last `patience` evaluations is below all earlier ones; else ""."""
+    """Return why a run ends, or "" if it goes on. It ends if the last `patience` evaluations are not below all earlier ones."""
     losses = [math.inf if (loss := number(row.get("eval/loss"))) is None else loss for row in rows]
     best = losses.index(min(losses))
     if len(losses) - 1 - best < patience:

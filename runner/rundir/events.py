@@ -1,4 +1,4 @@
-"""Read `events.jsonl`, to which a run appends one JSON object (a row) per training step."""
+"""Read `events.jsonl` and `evals.jsonl`, to which a run appends one JSON object (a row) per training step or evaluation."""
 
 import json
 import os
@@ -22,7 +22,7 @@ class StepRow(dict[str, float | None]):
 
     @property
     def step(self) -> int:
-        """The step, counted from 1."""
+        """The step, counted from 1. An evaluation before the first step has step 0."""
         return cast(int, self["step"])
 
     @property

@@ -137,7 +137,8 @@ class WandbRun:
         if not self._described:
             self._run.config.update(self._describe(), allow_val_change=True)
             self._described = True
-        self._run.log({key: value for key, value in row.items() if value is not None}, step=row.step)
+        kept = {key: value for key, value in row.items() if value is not None and not (added and key == "time")}
+        self._run.log(kept, step=row.step)
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
         import wandb

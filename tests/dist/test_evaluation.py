@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER
+from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.pretrain import train
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
@@ -111,13 +112,20 @@ def with_and_without(layouts: list[str]) -> list[tuple[list[Any], bool, bool]]:
         torch._dynamo.reset()
         meter = trained(layout, *EVAL)
         model = MODELS[-1]
-        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        pipeline = network_of(model).pipeline
+        wrapped = [model] if pipeline is None else pipeline.stages.values()
+        units = [module for each in wrapped for module in each.modules() if isinstance(module, FSDPModule)]
         clean = all(not unit._get_fsdp_state()._comm_ctx.post_forward_order for unit in units)
         clean &= all(
             group._sharded_state.name == "SHARDED"
             for unit in units
             for group in (unit._get_fsdp_state()._fsdp_param_groups)
         )
+        if isinstance(model, FullyShardedDataParallel):
+            clean &= not model._exec_order_data.handles_pre_forward_order
+            clean &= not any(
+                unit._handle and unit._handle.needs_unshard() is False for unit in model.fsdp_modules(model)
+            )
         if COMPILED in layout:  # neither later evaluations nor training between them compile again
             clean &= len(set(meter.graphs[1:])) == 1
         found.append((meter.evals, meter.steps == trained(layout, "eval=none").steps, clean))
@@ -152,8 +160,8 @@ def test_held_out_loss_is_equal_in_every_layout_and_leaves_training_as_it_is(wor
 def resumed(folder: Path) -> list[list[int]]:
     saves = ("parallelism=fsdp2", "checkpoint=dcp", "checkpoint.every=4")
     first = trained("steps=4", *saves, *EVAL, checkpoints=folder / FOLDER)
-    rest = trained("steps=7", *saves, *EVAL, checkpoints=folder / FOLDER)
     branch = trained("steps=7", "parallelism=fsdp2", f"checkpoint.load={folder}", *EVAL)
+    rest = trained("steps=7", *saves, *EVAL, checkpoints=folder / FOLDER)
     return [[step for step, _, _ in each.evals] for each in (first, rest, branch)]
 
 

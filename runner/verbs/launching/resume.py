@@ -10,6 +10,7 @@ def resume(arguments: list[str]) -> int:
     from meshrunner.runner.config.experiment import check
     from meshrunner.runner.config.resumable import more_to_train
     from meshrunner.runner.console import say
+    from meshrunner.runner.measure.evaluations import reason_to_end
     from meshrunner.runner.rundir import Summary, read_config, read_state
     from meshrunner.runner.rundir.files import SUMMARY, is_sweep
     from meshrunner.runner.verbs.launching.run import execute_and_report, in_its_interpreter
@@ -25,7 +26,8 @@ def resume(arguments: list[str]) -> int:
     in_its_interpreter(run_dir, force=given.force)
     if read_state(run_dir) == "completed":
         trained = Summary.read(run_dir / SUMMARY).steps or 0
-        if not more_to_train(check(read_config(run_dir)), run_dir, trained):
+        experiment = check(read_config(run_dir))
+        if reason_to_end(run_dir, experiment) or not more_to_train(experiment, run_dir, trained):
             say(f"{run_dir} is completed; nothing to do")
             return 0
     warm()

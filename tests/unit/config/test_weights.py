@@ -164,7 +164,7 @@ WRONG: dict[str, tuple[str, Change, str]] = {
     "dense blocks": ("", setting(mlp_only_layers=[0]), r"mlp_only_layers=\[0\] is not"),
     "no key": ("", setting(model_type="mixtral"), "lacks the key 'num_"),
     "other shape": ("", setting(intermediate_size=60), r"with shape \[100, 64\], but the model needs \[60, 64\]"),
-    "missing": ("", renamed(GATE, "x"), f"lacks {GATE} .1 more tensors differ"),
+    "missing": ("", renamed(GATE, "x"), f"lacks {GATE} .tensors that differ: 2"),
     "unexpected": ("+model.n_layers=2", lambda folder: None, r"has model.layers.2\..*, which the model lacks \(8 more"),
     "index": ("", tensors_changed(dict.popitem), "lists .* but .* does not hold this tensor"),
     "dtype": ("", tensors_changed(lambda found: found.update({k: v.char() for k, v in found.items()})), "dtype I8"),

@@ -268,6 +268,7 @@ def test_an_unreachable_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     message = refused(hub("allenai/c4", subset="en"))
     assert message.startswith("data: cannot reach the Hugging Face hub for 'allenai/c4' (")
     assert message.endswith("; use local files with data=jsonl data.path=... or data=parquet data.path=...")

@@ -45,7 +45,7 @@ def documents(data: PackedText, spec: DataSpec) -> list[str]:
     assert progress is not None and tokens.shape == (1, spec.seq_len + 1)
     import numpy as np
 
-    tokenizer = tokenizers.load_tokenizer(entry.tokenizer.read_bytes(), "")
+    tokenizer = tokenizers.load_sentencepiece(entry.tokenizer.read_bytes(), "")
     found: list[list[int]] = [[]]
     for token in np.fromfile(entry.tokens, dtype=progress.dtype).tolist():
         if token == tokenizer.eos_id():
@@ -61,7 +61,7 @@ def test_no_held_out_document_of_the_default_text_is_trained_on() -> None:
     held_out = evaluation(share=0.2, sequences=100_000).held_out(data, SPEC, 8)
     assert isinstance(held_out.data, Stdlib)
     evaluated = documents(held_out.data, held_out.spec)
-    every = [text for text, _ in data.documents({})]
+    every = [text for text, _ in data.read_documents({})]
     assert evaluated and not set(trained) & set(evaluated)
     assert sorted(trained + evaluated) == sorted(every)
     assert data.entry(SPEC).tokenizer.read_bytes() == held_out.data.entry(held_out.spec).tokenizer.read_bytes()

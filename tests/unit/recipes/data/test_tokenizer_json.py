@@ -90,7 +90,7 @@ def cases(folder: Path) -> Iterator[tuple[dict[str, str | None], dict[str, Any],
     )
     yield {"tokenizer.json": "{}"}, {}, "'{}' is not a tokenizer.json: "
     yield {"tokenizer.json": "\x00\x01"}, {}, "'{}' is not a tokenizer.json: "
-    yield {"tokenizer_config.json": None}, {}, "'{}/tokenizer_config.json' has no eos_token, so documents cannot be sep"
+    yield {"tokenizer_config.json": None}, {}, "'{}/tokenizer_config.json' does not exist, so documents cannot be sep"
     yield {"tokenizer_config.json": "{"}, {}, "'{}/tokenizer.json' or its tokenizer_config.json is not a JSON file: "
     yield {"tokenizer_config.json": "[]"}, {}, "'{}/tokenizer.json' or its tokenizer_config.json is not a JSON file: "
     yield {"tokenizer_config.json": '{"eos_token": null}'}, {}, "has no eos_token"
