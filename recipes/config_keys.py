@@ -54,28 +54,26 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a resolved configuration with the keys that config.yaml lacks because an older version of meshrunner wrote it. The
-    keys get their defaults. Sections of users' classes stay as they are, because reading must not run their code."""
-    found = _defaults("", "") | config
-    for name, section in config.items():
-        if isinstance(section, dict):
-            found[name] = _defaults(name, str(section.get("kind"))) | section
+    """Return a resolved configuration with the defaults of keys that config.yaml lacks because an older version wrote the file.
+    Complete the top-level keys and the sections that comparable runs have in common."""
+    found = _completed(config, _defaults("", ""))
+    for name in ("model", "data", "launch", "sweep"):
+        if isinstance(section := config.get(name), dict):
+            found[name] = _completed(section, _defaults(name, str(section.get("kind"))))
     return found
+
+
+def _completed(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    return section | {key: value for key, value in defaults.items() if key not in section}
 
 
 @lru_cache
 def _defaults(section: str, kind: str) -> dict[str, Any]:
-    """Return the defaults of a section's keys, or of the top-level keys if `section` is empty."""
-    declared: Any = _experiment()
-    if section:
-        field = declared.model_fields.get(section)
-        declared = field and field.annotation
-    if not (isinstance(declared, type) and issubclass(declared, Section)):
-        return {}
+    """Return the defaults of a section's keys, or of the top-level keys if `section` is empty. A user's class is not imported,
+    because reading a configuration must not run its code."""
+    declared: Any = _experiment().model_fields[section].annotation if section else _experiment()
     if issubclass(declared, Option):
-        if kind not in declared.kinds:
-            return {}
-        declared = declared.resolve(kind)
+        declared = declared.resolve(kind) if kind in declared.kinds else declared
     fields = declared.model_fields.items()
     return {key: to_jsonable_python(each.get_default()) for key, each in fields if not each.is_required()}
 

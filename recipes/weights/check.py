@@ -24,7 +24,7 @@ def hugging_face_folder(model: Model) -> Path | None:
 
 
 def loads_checkpoint(recipe: Recipe) -> bool:
-    """Return whether a run starts from a checkpoint, with its optimizer state (`checkpoint.load`) or without (`model.weights`)."""
+    """Return whether a run starts from a checkpoint, with the optimizer (`checkpoint.load`) or without (`model.weights`)."""
     weights = recipe.model.weights is not None and hugging_face_folder(recipe.model) is None
     return weights or recipe.checkpoint.load is not None
 

@@ -43,6 +43,8 @@ def test_stop_after_ends_the_run_as_completed_and_a_resume_repeats_no_evaluation
     found = status(tmp_path / "b")
     assert found["state"] == "completed" and found["reason"].startswith("eval.stop_after: the held-out loss of step 0")
     assert read_events(tmp_path / "b")[-1].step == 2
+    again = meshrunner("resume", "b", cwd=tmp_path)
+    assert again.code == 0 and "nothing to do" in again.out, again
     assert read(tmp_path / "b" / "summary.json")["data"]["kind"] == "random"
 
 

@@ -89,6 +89,17 @@ def test_losses_of_other_seeds_are_judged_by_the_noise_between_seeds(tmp_path: P
     assert records(comparison)[1]["held_out_loss_verdict"] == "within seeds"
 
 
+def test_losses_of_other_held_out_data_or_before_the_first_step_are_not_compared(tmp_path: Path) -> None:
+    base = evaluated(tmp_path / "base", "parallelism=fsdp1")
+    other = evaluated(tmp_path / "other", "parallelism=fsdp2")
+    start = evaluated(tmp_path / "start", "parallelism=ddp", losses=LOSSES[:1])
+    for folder, sequences in ((base, 8), (other, 16), (start, 8)):
+        with (folder / "config.yaml").open("a") as file:
+            file.write(f"eval: {{kind: held_out, sequences: {sequences}}}\n")
+    comparison = compare_runs([read_run(folder) for folder in (base, other, start)], "parallelism=fsdp1")
+    assert [row["held_out_loss_verdict"] for row in records(comparison)] == [None, None, None]
+
+
 def test_runs_without_evaluation_have_no_column(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, f"parallelism={name}") for name in ("fsdp1", "fsdp2")]
     comparison = compare_runs([read_run(folder) for folder in folders], "parallelism=fsdp1")

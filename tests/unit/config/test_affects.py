@@ -14,7 +14,7 @@ from pydantic import create_model
 
 from meshrunner.recipes import config_keys
 from meshrunner.recipes.checkpoint.on_disk import Record
-from meshrunner.recipes.config_keys import affected_by, affecting
+from meshrunner.recipes.config_keys import affected_by, affecting, with_defaults
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import Affects
 from meshrunner.recipes.precision.base import FP32
@@ -151,3 +151,16 @@ def test_every_key_of_a_run_is_read_without_torch() -> None:
         "affected_by('parallelism.x', {'parallelism.kind': 'own:X'}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_configurations_of_older_versions_get_the_defaults_of_newer_keys() -> None:
+    config = experiment().model_dump(mode="json")
+    older = {key: value for key, value in config.items() if key not in ("eval", "deterministic")}
+    for section, key in (("model", "qkv_bias"), ("model", "weights"), ("data", "documents"), ("launch", "emulate")):
+        older[section] = {name: value for name, value in older[section].items() if name != key}
+    assert older != config and with_defaults(older) == config
+    assert with_defaults({"model": {"kind": "mine:Model"}})["model"] == {
+        "kind": "mine:Model",
+        "freeze": [],
+        "weights": None,
+    }
