@@ -1,7 +1,7 @@
 """Flatten, search and compare configurations. Look up the effects, such as slower steps, of changing a key (class Affects)."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -53,11 +53,15 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
     return [] if old == new else [(path, old, new)]
 
 
-def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+SHARED = ("model", "data", "launch", "sweep")
+"""Sections whose keys comparable runs have in common."""
+
+
+def with_defaults(config: dict[str, Any], sections: Iterable[str] = SHARED) -> dict[str, Any]:
     """Return a resolved configuration with the defaults of keys that config.yaml lacks because an older version wrote the file.
-    Complete the top-level keys and the sections that comparable runs have in common."""
+    Complete the top-level keys and the given sections."""
     found = _completed(config, _defaults("", ""))
-    for name in ("model", "data", "launch", "sweep"):
+    for name in sections:
         if isinstance(section := config.get(name), dict):
             found[name] = _completed(section, _defaults(name, str(section.get("kind"))))
     return found

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, Record, StoredCheckpoint, candidates, good_checkpoints
-from meshrunner.recipes.config_keys import affected_by, differences, flatten
+from meshrunner.recipes.config_keys import affected_by, differences, flatten, with_defaults
 from meshrunner.recipes.errors import ConfigError, Incompatible, NotImported
 from meshrunner.recipes.option import Affects
 from meshrunner.recipes.weights.check import check_weights
@@ -69,10 +69,9 @@ def first_experiment(sweep_dir: Path) -> Experiment:
 
 def check_existing(run_dir: Path, config: dict[str, Any]) -> None:
     """Raise ConfigError if `run_dir` holds a run with another configuration. The sections `sweep` and `tune` may differ."""
+    sections = [name for name, value in config.items() if isinstance(value, dict)]
     before = read_config(run_dir) if is_run(run_dir) else config
-    with suppress(ConfigError):
-        before = check(before).model_dump(mode="json")  # adds defaults of keys newer than the run
-    changed = differences(before, config)
+    changed = differences(with_defaults(before, sections), with_defaults(config, sections))
     lines = [
         f"{key}: {'absent' if old is ... else repr(old)} on disk, {'absent' if new is ... else repr(new)} now"
         for key, old, new in changed
