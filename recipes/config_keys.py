@@ -75,7 +75,10 @@ def _completed(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, A
 def _defaults(section: str, kind: str) -> dict[str, Any]:
     """Return the defaults of a section's keys, or of the top-level keys if `section` is empty. A user's class is not imported,
     because reading a configuration must not run its code."""
-    declared: Any = _experiment().model_fields[section].annotation if section else _experiment()
+    declared: Any = _experiment()
+    if section:  # launchers also place configurations whose sections are not declared
+        field = declared.model_fields.get(section)
+        declared = field.annotation if field is not None else Section
     if issubclass(declared, Option):
         declared = declared.resolve(kind) if kind in declared.kinds else declared
     fields = declared.model_fields.items()
