@@ -176,4 +176,4 @@ def test_reading_takes_the_memory_of_the_shards_and_one_tensor(layout: str) -> N
     folder = save("llama", "1GB", **shapes)
     overrides = ("model=hf", f"model.path={folder}", *RUN, "global_batch=null", f"parallelism={layout}")
     for most, own in on_ranks(4, most_memory, overrides):
-        assert own < most < own + 8000 * 512 * 4 + 2**22, (most, own)
+        assert own < most < own + 8000 * 512 * 4 + 2**23, (most, own)  # 8 MiB: the heap grows in steps
