@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-IGNORED = -100
-"""Target of tokens that F.cross_entropy ignores."""
+from meshrunner.recipes.loss.base import IGNORED
 
 
 def squared_log_z(logits: Tensor, targets: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from meshrunner.recipes.loss.base import to_plain, with_gradient_of
+from meshrunner.recipes.loss.base import IGNORED, to_plain, with_gradient_of
 from meshrunner.recipes.model.documents import Rope
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.experts.moe_transformer import MoETransformer
@@ -14,8 +14,6 @@ from meshrunner.recipes.model.hybrid.mamba import Mamba
 from meshrunner.recipes.model.network import ONES, ZEROS, Initial, InverseSoftplus, LogOfUniform, TruncatedNormal
 from meshrunner.recipes.model.tensor_plan import TensorPlan, matmul_styles, stream_placement
 from meshrunner.recipes.model.transformer import Attention, Block, FeedForward, RMSNorm, in_compute_dtype
-
-IGNORED = -100  # the target that torch's cross entropy ignores
 
 
 class SquaredReLU(nn.Module):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.loss.base import cross_entropy
+from meshrunner.recipes.loss.base import IGNORED, cross_entropy
 from meshrunner.recipes.model.hybrid.hybrid import Hybrid
-from meshrunner.recipes.model.hybrid.hybrid_transformer import IGNORED, further
+from meshrunner.recipes.model.hybrid.hybrid_transformer import further
 from tests.composed import experiment
 
 TINY = ("model=hybrid_tiny", "data=random", "seq_len=16")
