@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     """(output projection, hidden [batch, seq, dim], targets [batch, seq]) -> mean token loss."""
 
 
-IGNORED = -100
-"""Target of tokens that F.cross_entropy ignores."""
-
-
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the sum of the token losses, in fp32. logits: [batch, seq, vocab]; targets: [batch, seq]."""
     import torch.nn.functional as F

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from meshrunner.recipes.loss.base import IGNORED
+IGNORED = -100
+"""Target of tokens that F.cross_entropy ignores."""
 
 
 def squared_log_z(logits: Tensor, targets: Tensor) -> Tensor:

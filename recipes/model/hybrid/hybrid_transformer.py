@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from meshrunner.recipes.loss.base import IGNORED, to_plain, with_gradient_of
+from meshrunner.recipes.loss.base import to_plain, with_gradient_of
+from meshrunner.recipes.loss.z_loss import IGNORED
 from meshrunner.recipes.model.documents import Rope
 from meshrunner.recipes.model.experts.feed_forward import ExpertFeedForward
 from meshrunner.recipes.model.experts.moe_transformer import MoETransformer

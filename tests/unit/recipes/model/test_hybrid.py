@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.recipes.loss.base import IGNORED, cross_entropy
+from meshrunner.recipes.loss.base import cross_entropy
+from meshrunner.recipes.loss.z_loss import IGNORED
 from meshrunner.recipes.model.hybrid.hybrid import Hybrid
 from meshrunner.recipes.model.hybrid.hybrid_transformer import further
 from tests.composed import experiment
