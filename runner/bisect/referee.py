@@ -59,9 +59,8 @@ class Referee:
     def __init__(self, good: Variant, bad: Variant, *, by: str, most: int, folder: Path) -> None:
         """Run the good and the bad variant until they differ beyond noise. Raise ConfigError if they cannot run or do not differ.
 
-        by: a key of FIGURES.
-        most: maximum number of rounds for a decision.
-        folder: directory of the run directories. Runs that an earlier, interrupted bisection completed here are not repeated.
+        by: a key of FIGURES. most: maximum number of rounds for a decision. folder: directory of the run directories; runs that
+        an earlier, interrupted bisection completed here are not repeated.
         """
         self.good, self.bad, self.most, self.folder = good, bad, most, folder
         self.figures = list(FIGURES[by])

@@ -47,9 +47,8 @@ class Calibration:
     left_out: dict[str, str]
     """Reasons why combinations of settings are left out of the fit, keyed by the name of the combination."""
     before: GPU | CPU
-    """The device with its constants before the fit."""
     hardware: GPU | CPU
-    """The device with its constants after the fit."""
+    """The device with its constants before and after the fit."""
     fitted: Fitted
 
     def as_json(self) -> dict[str, Any]:

@@ -74,7 +74,6 @@ class Fitted(NamedTuple):
     """Result of a fit."""
 
     hardware: GPU | CPU
-    """Device with the fitted constants."""
     unknown: dict[str, float]
     """Standard deviation of each constant's logarithm after the fit, divided by the deviation before the fit."""
     ratio_unknown: float

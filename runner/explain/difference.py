@@ -69,7 +69,6 @@ class Difference:
         return 100 * self.seconds / self.whole.base
 
     def groups(self) -> list[Line]:
-        """Return the sum of the lines of each group, the largest difference first."""
         return grouped(self.lines, group_of)
 
     def sentence(self) -> str:
@@ -109,8 +108,7 @@ class Difference:
 
 
 def explain(base: Row, row: Row, names: tuple[str, str]) -> Difference:
-    """Explain the difference between a row and its baseline. Raise ConfigError unless both are traced or both are
-    predicted. `names`: names of the baseline and of the row."""
+    """Explain the difference between a row and its baseline. Raise ConfigError unless both are traced or both are predicted."""
     rows = (base, row)
     measured, planned = [traced(each) for each in rows], [_predicted(each) for each in rows]
     predicted = compared(*planned) if all(planned) else []

@@ -19,9 +19,6 @@ from meshrunner.runner.rundir.files import EXPLANATION, TRACES, rank_trace
 if TYPE_CHECKING:
     from torch import nn
 
-STEPS = 2
-"""Number of traced steps."""
-
 
 class LastSteps(TraceProfile):
     """Profile of the last steps of a run. A resumed run with too few remaining steps has no profile."""
@@ -31,7 +28,7 @@ class LastSteps(TraceProfile):
 
 
 OPTION = LastSteps(
-    kind="trace", start=0, steps=STEPS, ranks=[0], with_stack=False, record_shapes=False, profile_memory=False
+    kind="trace", start=0, steps=2, ranks=[0], with_stack=False, record_shapes=False, profile_memory=False
 )
 
 

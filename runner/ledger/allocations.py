@@ -49,7 +49,6 @@ class Allocation:
     stream: int = 0
     """Number of the device stream on which the memory was allocated."""
     preexisting: bool = False
-    """Whether the memory existed before the ledger."""
     freed_at: int | None = None
     """Moment at which the memory was freed; None while it is held."""
     operator: str = ""

@@ -32,11 +32,9 @@ class BlockKind(NamedTuple):
     """Group of recomputed blocks with the same class and the same kept activations."""
 
     name: str
-    """Name of the blocks' class."""
     whole: KeptActivations
-    """Activations that each block would keep without recomputation."""
     kept: KeptActivations
-    """Activations that each block keeps with recomputation."""
+    """Activations that each block would keep without recomputation, and that it keeps with recomputation."""
 
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:

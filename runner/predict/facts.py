@@ -75,10 +75,9 @@ def exact_facts(experiment: Experiment, device: ExpectedDevices) -> Sections:
 
 def _model(experiment: Experiment, network: Network) -> dict[str, Fact]:
     flops = experiment.model.flops_per_token(experiment.seq_len)
-    sizes = dict.fromkeys((True, False), 0)
-    for parameter in network.parameters():
-        sizes[parameter.requires_grad] += parameter.numel()
-    counts = {"trained parameters": sizes[True], "frozen parameters": sizes[False]}
+    trained = sum(each.numel() for each in network.parameters() if each.requires_grad)
+    frozen = sum(each.numel() for each in network.parameters() if not each.requires_grad)
+    counts = {"trained parameters": trained, "frozen parameters": frozen}
     return {**counts, "FLOPs per token": flops.total, "of which attention": flops.attention}
 
 

@@ -113,7 +113,6 @@ class Forecast:
 
 
 def not_planned(reason: str) -> Forecast:
-    """Return the forecast of a run that cannot be predicted."""
     return Forecast(Verdict(NOT_PLANNED, reason))
 
 

@@ -39,10 +39,8 @@ from meshrunner.runner.predict.trace.depth import extrapolate, start_peak, step_
 from meshrunner.runner.predict.trace.tracer import Trace
 from meshrunner.runner.predict.workload import Workload, trace_run
 
-ACTIVE_ERROR_PCT = 2.0
-"""Bound on the error of the predicted peak of active memory, in percent (from docs/measurements/plan.md)."""
-RESERVED_ERROR_PCT = 8.0
-"""Bound on the error of the predicted peak of reserved memory, in percent (from docs/measurements/plan.md)."""
+ACTIVE_ERROR_PCT, RESERVED_ERROR_PCT = 2.0, 8.0
+"""Bounds on the errors of the predicted peaks of active and reserved memory, in percent (from docs/measurements/plan.md)."""
 REACH = 0.25
 """`predict` skips `variants` if a run exceeds the device's memory by more than this fraction. A smaller excess may be a
 prediction error."""
@@ -63,8 +61,7 @@ def predict(
 
     `active_only` predicts reserved memory only if active memory does not decide whether the run fits. `active_only` is faster,
     because it traces two models with fewer blocks if possible. `with_timeline` adds memory over time, and traces the full model.
-    The speed is also predicted for each of `variants`, which are copies of the device with other rates. These speeds are left
-    out if the run does not fit and exceeds the device's memory by more than the fraction REACH.
+    The speed is also predicted for each of `variants` (see REACH), which are copies of the device with other rates.
     """
     experiment = experiment.on(device.type)
     if reason := experiment.untraceable():

@@ -22,12 +22,10 @@ class Regime(NamedTuple):
     """Group of published runs with the same device and precision, and the largest error of their predicted speeds."""
 
     hardware: str
-    """`name` of the device."""
     precision: str
     shortest: int
-    """Smallest sequence length of the runs."""
     longest: int
-    """Largest sequence length of the runs."""
+    """Smallest and largest sequence length of the runs."""
     devices: int
     """Largest number of devices of the runs."""
     runs: int
@@ -60,5 +58,4 @@ def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> t
 
 @cache
 def regimes() -> list[Regime]:
-    """Return the regimes in published.yaml."""
     return [Regime(**each) for each in parse_yaml(Path(__file__).with_suffix(".yaml").read_text())]

@@ -20,8 +20,7 @@ SCANNED = 2**12
 
 @dataclass(frozen=True)
 class Planned:
-    """A forecast and, with `plan --max`, the result of the search for the largest value of `key`. After a search, `as_json`
-    puts the keys `max` and `tried` before the keys of the forecast."""
+    """A forecast and, with `plan --max`, the result of the search for the largest value of `key`."""
 
     forecast: Forecast
     """Forecast of the run. After a search, `forecast` is for `value` or, if no value fits, for the first value tried."""

@@ -39,7 +39,6 @@ class Workload:
     pipeline: TracedRanks | None
     """The traced pipeline ranks, one for each event log; None without a pipeline."""
     exchanged: int
-    """Bytes that neighbouring pipeline stages exchange for a micro batch, in each direction."""
 
     @property
     def fp32_rate(self) -> Fp32Rate:
@@ -57,7 +56,6 @@ class Workload:
         return SimulatedClock(rates, self.experiment.parallelism.tensor if overlaps else 1)
 
     def without(self, kind: type[Any] | UnionType) -> Self:
-        """Return a copy without the events of type `kind`."""
         events = [[event for event in log if not isinstance(event, kind)] for log in self.events]
         return replace(self, events=tuple(events))
 
@@ -110,8 +108,7 @@ def trace_run(
 ) -> tuple[Workload, dict[int, tuple[Trace, ...]]]:
     """Trace the model, or two copies with fewer blocks if `shallow` is true and `shallow_depths` returns depths for the model.
 
-    Also return, keyed by rank, the traces of the ranks whose memory is predicted. Without a pipeline, this is rank 0. With a
-    pipeline, it is the emulated rank or, if no rank is emulated, all ranks in `TracedRanks.traced`.
+    Also return, keyed by rank, the traces of the ranks whose memory is predicted (see `Forecast.rank`).
     """
     blocks = len(experiment.model.on_meta(experiment.seq_len).block_names()) if shallow else 0
     depths = shallow_depths(experiment, blocks) if shallow else None

@@ -64,10 +64,10 @@ class Activity(NamedTuple):
         elif SHARDS.match(name):
             inside = self._replace(sharding=True)
         elif COLLECTIVE.match(name):
-            kind = collective_of(
-                name
-            )  # events such as `record_param_comms` inside `c10d::send` do not name the collective
-            inside = self._replace(collective=self.collective or kind if kind == ANY_COLLECTIVE else kind, work="")
+            kind = collective_of(name)
+            if kind == ANY_COLLECTIVE:  # an event such as `record_param_comms` inside `c10d::send` does not name it
+                kind = self.collective or kind
+            inside = self._replace(collective=kind, work="")
         elif OPERATOR.match(name) and not self.collective:
             inside = self._computing(event)
         if number is not None and inside.module and inside.part == "forward":
@@ -170,7 +170,6 @@ class Timeline:
         }
 
     def at(self, thread: Any, time: float) -> Activity:
-        """Return the activity of a thread at the given time."""
         return next(self.between(thread, time, math.inf)).activity
 
     def between(self, thread: Any, begin: float, end: float) -> Iterator[Span]:

@@ -121,12 +121,12 @@ def seconds_by_module(steps: list[list[Interval]]) -> dict[str, float]:
     return dict(found)
 
 
-def shares(steps: list[list[Interval]]) -> Shares | None:
+def shares(steps: list[list[Interval]], idle_lines: tuple[str, ...] = IDLE) -> Shares | None:
     """Return the shares of compute, communication and idle time over all steps, or None without steps."""
     seconds = {line: math.fsum(found) for line, found in seconds_by_line(steps).items()}
     if not (whole := math.fsum(seconds.values())):
         return None
-    idle = 100 * math.fsum(each for line, each in seconds.items() if line in IDLE) / whole
+    idle = 100 * math.fsum(each for line, each in seconds.items() if line in idle_lines) / whole
     computing = 100 * math.fsum(each for line, each in seconds.items() if _is_compute(line)) / whole
     return Shares(computing, 100 - computing - idle, idle)
 
@@ -134,10 +134,7 @@ def shares(steps: list[list[Interval]]) -> Shares | None:
 def pipeline_idle_pct(steps: list[list[Interval]]) -> float:
     """Return the share of time in which a pipeline rank neither computes nor runs a collective, in percent; NaN without steps.
     Sends and receives count as idle, because the rank waits for another rank."""
-    idle = [
-        [interval._replace(line=HOST) if interval.line == WAIT else interval for interval in step] for step in steps
-    ]
-    found = shares(idle)
+    found = shares(steps, (*IDLE, WAIT))
     return math.nan if found is None else found.idle_pct
 
 

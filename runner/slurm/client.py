@@ -1,5 +1,7 @@
 """Calls SLURM's commands, such as `squeue`. Calls have a time limit, because they can hang while SLURM's controller is down."""
 
+import math
+import re
 import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
@@ -110,3 +112,22 @@ def show_job(job_id: str, timeout: float = 5.0) -> dict[str, str]:
     except ConfigError:
         return {}
     return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
+
+def longest_minutes(partition: str | None) -> float:
+    """Return the longest time, in minutes, that a partition (None: the default one) allows, or infinity if SLURM fails."""
+    try:
+        text = slurm("sinfo", "--noheader", "--format=%P %l", *([f"--partition={partition}"] if partition else []))
+    except ConfigError:
+        return math.inf
+    limits = [line.split() for line in text.splitlines()]
+    return min((_minutes(limit) for name, limit in limits if partition or name.endswith("*")), default=math.inf)
+
+
+def _minutes(limit: str) -> float:
+    """Convert a time limit of `sinfo`, such as 2-00:00:00 or 30:00, to minutes. Return infinity if the text is not a time."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
+    if found is None:
+        return math.inf
+    days, hours, minutes, _ = (int(each or 0) for each in found.groups())
+    return (24 * days + hours) * 60 + minutes

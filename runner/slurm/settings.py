@@ -125,7 +125,6 @@ class Slurm(Section):
         return self.gpus(experiment) or node_devices(experiment).workers
 
     def request(self, experiment: Experiment) -> Nodes:
-        """Return the nodes that a run requests."""
         gpus, hardware = self.gpus(experiment), experiment.hardware
         whole = gpus is not None and isinstance(hardware, GPU) and gpus >= hardware.devices_per_node
         return Nodes(experiment.launch.nodes_used, gpus, whole)

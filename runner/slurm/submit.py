@@ -1,5 +1,6 @@
 """Submits unfinished runs to SLURM, except runs that a process is executing or that have a queued or running job."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,12 +23,14 @@ from meshrunner.runner.rundir import (
     update_status,
 )
 from meshrunner.runner.rundir.files import LOGS, PLAN, SLURM_JOB, SLURM_SETTINGS, slurm_script, write_json
-from meshrunner.runner.slurm.client import job_id, jobs, slurm
+from meshrunner.runner.slurm.client import job_id, jobs, longest_minutes, slurm
 from meshrunner.runner.slurm.script import sbatch_script
 from meshrunner.runner.slurm.settings import Nodes, Slurm
-from meshrunner.runner.slurm.time_limit import predicted_limit
 
 POLL_S = 2.0
+STEP = "perf/step_time_s"
+SLACK = 2.0
+"""Factor by which a time limit exceeds the predicted time of the steps, to allow for checkpoints and slower nodes."""
 
 
 def submit_runs(
@@ -73,6 +76,18 @@ def submit_runs(
     say(f"{kind} directory: {place}")
     if names:
         say(f"`meshrunner status {place}` shows the progress of the runs, `meshrunner compare {place}` compares them")
+
+
+def predicted_limit(runs: Iterable[tuple[Experiment, Mapping[str, Any]]], partition: str | None) -> str | None:
+    """Return the limit of the longest run: launch.start_timeout_minutes + SLACK x predicted time of all steps. Return None if a
+    run has no predicted speed or the partition allows less time. `runs`: configuration and content of plan.json of each run."""
+    minutes = 0
+    for experiment, plan in runs:
+        if (step_s := plan.get(STEP)) is None:
+            return None
+        training_s = SLACK * step_s * experiment.steps
+        minutes = max(minutes, math.ceil(experiment.launch.start_timeout_minutes + training_s / 60))
+    return f"{minutes // 60}:{minutes % 60:02}:00" if 0 < minutes <= longest_minutes(partition) else None
 
 
 def submit_search(folder: Path, experiment: Experiment, settings: Slurm) -> None:

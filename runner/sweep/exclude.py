@@ -27,7 +27,6 @@ class ExcludeCondition(NamedTuple):
     """Parsed values or options, keyed by their text in the rule: {'8': 8, '16': 16}."""
 
     def matches(self, composed: Composed) -> bool:
-        """Return whether a combination has one of the listed options or values."""
         choices = composed.overrides["choices"]
         if self.key in choices:
             return any(choices[self.key] in (text, value) for text, value in self.values.items())

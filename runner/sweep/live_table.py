@@ -46,7 +46,6 @@ class LiveTable(Tally):
     # No refresh thread: one thread draws the table, forks processes and handles signals.
 
     steps = False
-    """Whether each run prints its steps."""
 
     def __init__(self, screen: Console, run_dirs: Sequence[Path], todo: Collection[Path]) -> None:
         """Prepare the table. The runs in `todo` will be executed: show them as pending, even if another state is recorded."""

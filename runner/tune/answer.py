@@ -48,8 +48,7 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
 
 
 def _answer(config: DictConfig, search: Search, comparison: Comparison, found: Found, size: int, space: str) -> None:
-    """Print the best combination of a cell (see `Search.cells`), and how much faster the cell's other combinations may be.
-    `size`: number of combinations in the cell."""
+    """Print the best of the `size` combinations of a cell (see `Search.cells`), and how much faster the others may be."""
     best, chance, bound = found.outlook
     rows = {search.number_of(row): row for row in comparison.rows}
     summaries = rows[best].summaries

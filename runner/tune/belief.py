@@ -69,7 +69,6 @@ class Measured(NamedTuple):
     """A completed run with its measured speed."""
 
     combination: int
-    """Number of the combination."""
     speed: float
     """Logarithm of the measured speed."""
     wave: int

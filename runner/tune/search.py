@@ -161,8 +161,7 @@ class Search:
 
 
 def needed_gib(plan: dict[str, Any]) -> float:
-    """Return the predicted memory that decides whether a run fits, or 0 if unknown. `plan`: content of plan.json. See
-    `predict._need`."""
+    """Return the predicted memory in plan.json that decides whether a run fits (see `predict._need`), or 0 if unknown."""
     keys = ("peak_reserved", "peak_active", "startup")
     reserved, active, startup = (plan.get(f"memory/{key}_gib") or 0.0 for key in keys)
     return float(reserved or max(active, startup))

@@ -60,7 +60,6 @@ class CachingAllocator:
         return block
 
     def free(self, block: MemoryBlock) -> None:
-        """Return a block to the cache."""
         self.active -= block.size
         block.allocated = False
         block.pool.merge(block)

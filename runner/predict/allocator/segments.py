@@ -121,7 +121,6 @@ class Segments:
         return MemoryBlock(pool, self._addresses(nbytes), nbytes) if self._reserve(nbytes) else None
 
     def release(self, pool: BlockPool) -> None:
-        """Return the free segments of a pool to the driver."""
         for _, _, block in pool.free.copy():
             if not block.is_split:
                 pool.remove(block)

@@ -38,7 +38,6 @@ class GraphMemory(NamedTuple):
 
 
 def memory_of(graph: Graph) -> GraphMemory:
-    """Return the unfused operators and the fused kernels of a compiled graph."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     unfused = {node for node in calls if _is_unfused(node)}
     needed = {_base(each) for node in (*unfused, graph.output_node()) for each in node.all_input_nodes}
@@ -73,7 +72,6 @@ def selects(node: Node) -> bool:
 
 
 def nbytes(node: Node) -> int:
-    """Return the bytes of a node's results."""
     return nbytes_of((node.meta.get("val"),))
 
 

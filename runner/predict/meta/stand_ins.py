@@ -6,7 +6,7 @@ those of other devices. The streams of `recorder.device`, a `TracedDevice`, imit
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,8 @@ from meshrunner.runner.predict.meta import kernels
 from meshrunner.runner.predict.meta.autocast import autocast_on_meta
 from meshrunner.runner.predict.meta.replacements import Replacements
 from meshrunner.runner.predict.record.recorder import Recorder
-from meshrunner.runner.predict.record.trace_events import META, TracedDevice, TracedStream
+from meshrunner.runner.predict.record.trace_events import META, PipelinePass, TracedDevice, TracedStream
+from meshrunner.runner.process.lone_stages import replace_neighbours
 
 
 def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
@@ -162,6 +163,28 @@ def float8_gathers(in_torch: Replacements, recorder: Recorder) -> None:
     in_torch.replace(Float8, "convert", traced_convert)
 
 
+def pipeline_passes(in_torch: Replacements, recorder: Recorder) -> None:
+    """Let a rank run its pipeline schedule alone, without transfers, and log when the host begins and ends each pass."""
+    from torch.distributed.pipelining.stage import _PipelineStageBase  # not at the top: only pipelines need it
+
+    replace_neighbours(in_torch.replace, on_host=recorder.on_host)
+
+    def logged(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(stage: _PipelineStageBase, micro_batch: int, *args: Any, **kwargs: Any) -> Any:
+            this = PipelinePass(name, stage.stage_index, micro_batch, begins=True)
+            recorder.device.write(this)
+            try:
+                return method(stage, micro_batch, *args, **kwargs)
+            finally:
+                recorder.device.write(this._replace(begins=False))
+
+        return run
+
+    methods = {"forward": "forward_one_chunk", "backward": "backward_one_chunk", "weights": "backward_weight_one_chunk"}
+    for name, method in methods.items():
+        in_torch.replace(_PipelineStageBase, method, logged(name, vars(_PipelineStageBase)[method]))
+
+
 STAND_INS = (
     *(fsdp2_streams, fsdp2_device, planned_buffers, fsdp1_streams, ddp_reducer),
     *(optimizer_devices, sharding_propagation, grouped_attention, float8_gathers),
@@ -171,13 +194,10 @@ STAND_INS = (
 
 @contextmanager
 def meta_as(device_type: str, recorder: Recorder, *, compiles: bool, cudnn: bool, pipelined: bool) -> Iterator[None]:
-    """Make meta behave like a `cpu` or `cuda` device. See `device_kernels` for `compiles` and `cudnn`. pipelined: whether the
-    recipe has pipeline stages."""
+    """Make meta behave like a `cpu` or `cuda` device. See `device_kernels` for `compiles` and `cudnn`."""
     if compiles:
         # Import only if needed: it takes seconds. Import before replacing torch's functions, because the module stores them.
         from meshrunner.runner.predict.meta.compiler import trace_compiled_code
-    if pipelined:
-        from meshrunner.runner.predict.meta.pipelines import trace_passes
     with Replacements() as in_torch:
         for stand_in in STAND_INS:
             stand_in(in_torch, recorder)
@@ -186,5 +206,5 @@ def meta_as(device_type: str, recorder: Recorder, *, compiles: bool, cudnn: bool
         if compiles:
             trace_compiled_code(in_torch, recorder)
         if pipelined:
-            trace_passes(in_torch, recorder)
+            pipeline_passes(in_torch, recorder)
         yield

@@ -38,7 +38,6 @@ class Traits(NamedTuple):
 
 @cache
 def traits(func: Any) -> Traits:
-    """Return an operator's traits from its schema."""
     schema = func._schema
     space, _, short = schema.name.partition("::")
     written = tuple(
@@ -85,7 +84,6 @@ def cost(
 
 
 def nbytes_of(values: Any) -> int:
-    """Return the total bytes of the tensors among `values`."""
     return sum(tensor.nbytes for tensor in tensors_in(values))
 
 

@@ -54,7 +54,6 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
         self.paused = 0
         """Number of active pauses. Nothing is recorded during a pause."""
         self.fusion = Fusion.NONE
-        """Role of the operator that is running."""
         self.saving = False
         """Whether compiled forward code is running. Tensors created in such code count as kept for backward."""
         device.write, phases.block_ended = self._write, self._block_ended

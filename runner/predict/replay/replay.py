@@ -1,6 +1,5 @@
 """Replays a trace: events about memory go to a model of the caching allocator, and all other events go to a clock."""
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from meshrunner.runner.ledger.allocations import CATEGORIES, START, Allocation, PeakMemory, Phase
@@ -37,33 +36,15 @@ class InstantClock:
 Clock = SimulatedClock | InstantClock
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """Memory of a replayed trace, in bytes. Peaks are those of the last step, or of the start-up if the trace has no step."""
-
-    startup_active: int
-    """Peak bytes of blocks in use before the first step."""
-    peak: PeakMemory
-    """Peak bytes of blocks in use (`active_bytes` in torch). A freed block stays in use until all streams using it are done."""
-    peak_reserved: int
-    """Peak bytes of all segments (`reserved_bytes` in torch), including the cached blocks of earlier steps."""
-    retries: int
-    """Number of requests for which the allocator flushed its cache."""
-    completed: bool
-    """Whether there was enough memory. If memory ran out, the peaks cover only the earlier events."""
-    points: list[Point]
-    """Memory over the last step; empty unless `record_points` is true."""
-
-
-def replay(events: EventLog, clock: Clock, allocator: CachingAllocator, *, record_points: bool = False) -> Replayed:
+def replay(events: EventLog, clock: Clock, allocator: CachingAllocator, *, record_points: bool = False) -> "Replayed":
     """Replay the events of a trace. `clock` and `allocator` must not have been used before."""
-    memory = _Replay(clock, allocator, record_points)
+    memory = Replayed(clock, allocator, record_points)
     for event in events:
         if isinstance(event, Allocated):
             try:
                 memory.allocate(event.allocation)
             except OutOfMemory:
-                return memory.result(completed=False)
+                return memory
         elif isinstance(event, Freed):
             memory.free(event.allocation)
         elif isinstance(event, UsedByStream):
@@ -76,26 +57,42 @@ def replay(events: EventLog, clock: Clock, allocator: CachingAllocator, *, recor
             if isinstance(event, Operator | Collective):
                 memory.enter(event.phase)
             clock.take(event)
-    return memory.result(completed=True)
+    memory.completed = True
+    return memory
 
 
-class _Replay:
-    """State of a replay: the blocks of live allocations, and the peaks of the current step."""
+class Replayed:
+    """Memory of a replayed trace, in bytes. Peaks are those of the last step, or of the start-up if the trace has no step."""
 
     def __init__(self, clock: Clock, allocator: CachingAllocator, record_points: bool) -> None:
         self._clock = clock
         self._allocator = allocator
         allocator.synchronize = self._synchronize
         self._record_points = record_points
-        self._points: list[Point] = []
+        self.points: list[Point] = []
+        """Memory over the last step; empty unless `record_points` is true."""
         self._blocks: dict[Allocation, MemoryBlock] = {}
         self._users: dict[Allocation, set[int]] = {}
         self._in_use: list[tuple[float, int, Allocation, MemoryBlock]] = []
         """Heap of freed allocations that streams still use: (time when the last use ends, `allocated_at`, allocation, block)."""
         self._phase = Phase(-1, START)
         self._by_category = dict.fromkeys(CATEGORIES, 0)
-        self._startup_active = 0
-        self._peak = PeakMemory(0, self._by_category, self._phase)
+        self.startup_active = 0
+        """Peak bytes of blocks in use before the first step."""
+        self.peak = PeakMemory(0, self._by_category, self._phase)
+        """Peak bytes of blocks in use (`active_bytes` in torch). A freed block is in use until all streams using it are done."""
+        self.completed = False
+        """Whether there was enough memory. If memory ran out, the peaks cover only the earlier events."""
+
+    @property
+    def peak_reserved(self) -> int:
+        """Peak bytes of all segments (`reserved_bytes` in torch), including the cached blocks of earlier steps."""
+        return self._allocator.segments.peak
+
+    @property
+    def retries(self) -> int:
+        """Number of requests for which the allocator flushed its cache."""
+        return self._allocator.retries
 
     def allocate(self, allocation: Allocation) -> None:
         """Allocate a block for an allocation, or raise OutOfMemory."""
@@ -107,7 +104,7 @@ class _Replay:
         block = self._blocks[allocation] = self._allocator.allocate(allocation.nbytes, allocation.stream)
         self._by_category[allocation.category] += block.size
         self._record()
-        if self._allocator.active > self._peak.total:
+        if self._allocator.active > self.peak.total:
             self._set_peak()
 
     def use(self, allocation: Allocation, stream: int) -> None:
@@ -133,18 +130,14 @@ class _Replay:
         if phase.step != before.step:
             self._allocator.segments.peak = self._allocator.segments.reserved
             self._set_peak()
-            self._points.clear()
+            self.points.clear()
         if phase[:2] != before[:2]:
             self._record()
 
-    def result(self, *, completed: bool) -> Replayed:
-        reserved, retries = self._allocator.segments.peak, self._allocator.retries
-        return Replayed(self._startup_active, self._peak, reserved, retries, completed, self._points)
-
     def _set_peak(self) -> None:
-        self._peak = PeakMemory(self._allocator.active, self._by_category.copy(), self._phase)
+        self.peak = PeakMemory(self._allocator.active, self._by_category.copy(), self._phase)
         if self._phase.step < 0:
-            self._startup_active = self._peak.total
+            self.startup_active = self.peak.total
 
     def _return_until(self, now: float) -> None:
         while self._in_use and self._in_use[0][0] <= now:
@@ -159,7 +152,7 @@ class _Replay:
     def _record(self) -> None:
         if self._record_points:
             held, reserved = tuple(self._by_category.values()), self._allocator.segments.reserved
-            self._points.append(Point(len(self._points), self._phase, held, reserved))
+            self.points.append(Point(len(self.points), self._phase, held, reserved))
 
     def _synchronize(self) -> None:
         # A cache flush calls cudaFree, which waits for all work on the device, not only for recorded events.

@@ -25,16 +25,14 @@ PARTS = ("matmul", "attention", "memory", "optimizer", "communication")
 
 
 class StepTime(NamedTuple):
-    """Time of one step and of the work in that step."""
+    """Time of one step and of the work in that step (see `SpeedForecast`)."""
 
     seconds: float
     """Seconds from the previous step's end to this step's end, plus the time that compute loses to overlapped communication."""
     seconds_by_part: dict[str, float]
-    """Seconds that streams spend on each kind of work in PARTS. Because streams overlap, the total can exceed `seconds`."""
+    """Seconds that streams spend on each kind of work in PARTS."""
     exposed_communication_s: float
-    """Seconds for which the compute stream idles because it waits for communication."""
     pipeline_idle_pct: float | None = None
-    """Share of the step in which a pipeline rank waits for others, averaged over ranks, in percent; None without a pipeline."""
 
 
 class SimulatedClock:

@@ -95,8 +95,7 @@ def _trace(
     degrees = recipe.parallelism.degrees(nodes, workers)
     pipelined, cudnn = degrees.pipeline > 1, libraries.cudnn_attention
     with (
-        _without_collections(),
-        _quiet(),
+        _undisturbed(),
         ExitStack() as group,
         meta_as(device_type, recorder, compiles=compiles, cudnn=cudnn, pipelined=pipelined),
         phases,
@@ -156,25 +155,17 @@ def _from_first_weight(recorder: Recorder, recording: ExitStack, layout: type[Pa
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
-    """Collect garbage, then disable its collection as in training: tensors in reference cycles stay allocated."""
-    collects = gc.isenabled()
+def _undisturbed() -> Iterator[None]:
+    """Collect garbage, then disable its collection as in training: tensors in reference cycles stay allocated. Silence warnings,
+    which concern real training, and logged errors, which only repeat torch's exceptions."""
+    collects, silenced = gc.isenabled(), logging.root.manager.disable
     gc.collect()
     gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings and logging. The warnings concern real training, and the logged errors only repeat torch's exceptions."""
-    before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        logging.disable(before)
+        logging.disable(silenced)
+        if collects:
+            gc.enable()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from meshrunner.recipes.errors import ConfigError
-from meshrunner.runner.slurm import time_limit
-from meshrunner.runner.slurm.time_limit import predicted_limit
+from meshrunner.runner.slurm import client
+from meshrunner.runner.slurm.submit import STEP, predicted_limit
 from tests.composed import experiment
 
 PARTITIONS = "debug 30:00\ngpu* 2-00:00:00\nlong infinite\n"
@@ -22,11 +22,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
             line for line in PARTITIONS.splitlines(True) if not chosen or line.split()[0].strip("*") in chosen
         )
 
-    monkeypatch.setattr(time_limit, "slurm", sinfo)
+    monkeypatch.setattr(client, "slurm", sinfo)
 
 
 def limit(seconds: float | None, *more: tuple[str, dict[str, Any]], partition: str | None = None) -> str | None:
-    plans = [("steps=1000", {} if seconds is None else {time_limit.STEP: seconds}), *more]
+    plans = [("steps=1000", {} if seconds is None else {STEP: seconds}), *more]
     return predicted_limit([(experiment(steps), plan) for steps, plan in plans], partition)
 
 
@@ -36,7 +36,7 @@ def test_twice_the_predicted_time_and_the_time_until_the_first_step() -> None:
 
 
 def test_tasks_of_an_array_share_the_longest_limit() -> None:
-    assert limit(1.8, ("steps=4000", {time_limit.STEP: 1.8}), ("steps=1", {time_limit.STEP: 60.0})) == "4:30:00"
+    assert limit(1.8, ("steps=4000", {STEP: 1.8}), ("steps=1", {STEP: 60.0})) == "4:30:00"
     assert limit(1.8, ("steps=4", {})) is None
 
 
@@ -54,5 +54,5 @@ def test_without_slurm_the_prediction_alone_counts(monkeypatch: pytest.MonkeyPat
     def missing(*_: str) -> str:
         raise ConfigError("sinfo: not found")
 
-    monkeypatch.setattr(time_limit, "slurm", missing)
+    monkeypatch.setattr(client, "slurm", missing)
     assert limit(90.0) == "50:30:00"
