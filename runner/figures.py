@@ -242,7 +242,6 @@ def summary_keys() -> list[str]:
 
 
 def figure_of(key: str) -> Figure:
-    """Return the figure whose `Figure.key` is `key`."""
     return next(each for each in FIGURES if each.key == key)
 
 

@@ -105,14 +105,9 @@ def load_runs(folders: Sequence[str | os.PathLike[str]], baseline: str | None) -
     return Loaded(compare_folders([Path(folder) for folder in folders], baseline))
 
 
-def execute_run(overrides: Sequence[str]) -> Run:
-    """Execute `meshrunner run --run OVERRIDES` for `meshrunner.run`."""
-    return Loaded(compare_folders([run_command("--run", overrides)], None)).runs[0]
-
-
-def execute_sweep(overrides: Sequence[str]) -> Sweep:
-    """Execute `meshrunner run -m OVERRIDES` for `meshrunner.sweep`."""
-    folder = run_command("-m", overrides)
+def execute(flag: str, overrides: Sequence[str]) -> Sweep:
+    """Execute `meshrunner run FLAG OVERRIDES` for `meshrunner.run` and `meshrunner.sweep`."""
+    folder = run_command(flag, overrides)
     return Sweep(compare_folders([folder], None), folder)
 
 

@@ -51,13 +51,13 @@ def run(overrides: Sequence[str] = ()) -> Run:
         meshrunner.recipes.errors.ConfigError: the configuration is wrong. The message is that of `meshrunner run`.
         KeyboardInterrupt: the run was interrupted. The message names the command that continues the run.
     """
-    from meshrunner.runner.frames import execute_run
+    from meshrunner.runner.frames import execute
 
-    return execute_run(overrides)
+    return execute("--run", overrides).runs[0]
 
 
 def sweep(overrides: Sequence[str] = ()) -> Sweep:
     """Execute a sweep as `meshrunner run -m` does and return it. Arguments and errors are those of `run`."""
-    from meshrunner.runner.frames import execute_sweep
+    from meshrunner.runner.frames import execute
 
-    return execute_sweep(overrides)
+    return execute("-m", overrides)

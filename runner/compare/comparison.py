@@ -95,11 +95,9 @@ class Comparison:
 
     @property
     def noise(self) -> Noise:
-        """The noise of the speeds."""
         return self.noises[self.speed.key]
 
     def is_baseline(self, row: Row) -> bool:
-        """Return whether a row has the value that defines the baseline."""
         return self.baseline is not None and text(row.values.get(self.baseline[0])) == self.baseline[1]
 
     def name(self, row: Row, without: Sequence[str] = ()) -> str:
@@ -140,7 +138,7 @@ def compare_runs(
     for i, partner in partners.items():
         row, other = rows[i], rows[partner]
         gains = {key: _gain(row, other, figure, noises[key]) for key, figure in compared.items()}
-        loss, held_out = (verdict(row.runs, other.runs, *curves) for curves in ((), ((HELD_OUT,),)))
+        loss, held_out = verdict(row.runs, other.runs), verdict(row.runs, other.runs, [HELD_OUT])
         unlike = other_workload(row.runs[0], other.runs[0])
         against[i] = Against(other, gains.pop(speed.key), gains, loss, held_out, unlike)
     remarks = list(keys.remarks)

@@ -73,10 +73,8 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run], curves: Sequence[str] 
             return Parity("", why=why)
         if what := different_data(*(run.summary.data or {} for run in pair)):
             return Parity("different data", why=f"the {what} differs between two runs with the same data settings")
-        if HELD_OUT in curves and _evaluated(pair[0]) != _evaluated(pair[1]):
-            return Parity("", why="different held-out data")
-    if not all(set(_curve(a, curves[0])) & set(_curve(b, curves[0])) for a, b in pairs):
-        return Parity("", why=f"no {figure_of(curves[0]).title} in common")
+        if HELD_OUT in curves and not _same_evaluations(*pair):
+            return Parity("", why="no evaluation of the same data in common")
     found = [_compare(*pair, curves) for pair in pairs]
     worst = max(found, key=lambda each: (("identical", "agrees", "differs").index(each.kind), each.difference or 0.0))
     if worst.kind == "differs" and len(seeds) >= REPEATS:
@@ -117,10 +115,11 @@ def _withheld(run: Run) -> Any:
     return flat.get("eval.share") if flat.get("eval.data", ...) is None and flat.get("data.kind") != "random" else None
 
 
-def _evaluated(run: Run) -> dict[str, Any]:
-    """Return the settings that determine the tokens of an evaluation, except those of the training data."""
+def _same_evaluations(a: Run, b: Run) -> bool:
+    """Return whether two runs with the same training data evaluated the same tokens after the same step."""
     chosen = ("eval.data", "eval.sequences", "eval.share")
-    return {key: value for key, value in flatten(run.config).items() if key.startswith(chosen)}
+    mine, theirs = ({k: v for k, v in flatten(run.config).items() if k.startswith(chosen)} for run in (a, b))
+    return mine == theirs and not _curve(a, HELD_OUT).keys().isdisjoint(_curve(b, HELD_OUT))
 
 
 def _precision(run: Run) -> str:
@@ -130,8 +129,7 @@ def _precision(run: Run) -> str:
 
 def _curve(run: Run, key: str) -> dict[int, float | None]:
     # Before the first step, all layouts have the same weights, so equal losses would show nothing.
-    rows = [row for row in run.evals if row.step] if key == HELD_OUT else run.events
-    return {row.step: number(row.get(key)) for row in rows}
+    return {row.step: number(row[key]) for row in (*run.events, *run.evals) if row.step and key in row}
 
 
 def _compare(a: Run, b: Run, curves: Sequence[str]) -> Parity:

@@ -29,14 +29,13 @@ from meshrunner.runner.rundir import (
     only_of_completed,
     owner_is_alive,
     predicted,
-    read_evals,
     read_events,
     repeat_of,
     run_names,
     summarise,
     sweep_damage,
 )
-from meshrunner.runner.rundir.files import CONFIG, OVERRIDES, RECORD_BYTES, is_run
+from meshrunner.runner.rundir.files import CONFIG, EVALS, OVERRIDES, RECORD_BYTES, is_run
 
 EXCLUDED = "sweep.exclude: "
 """Beginning of the reason why a run that `sweep.exclude` names was skipped."""
@@ -86,7 +85,7 @@ class Run:
     def evals(self) -> list[StepRow]:
         """Evaluations, one row each; [] if the run has none or is damaged."""
         try:
-            return [] if self.state == "damaged" else read_evals(self.path)
+            return [] if self.state == "damaged" else read_events(self.path, EVALS)
         except OSError:
             return []
 
@@ -108,9 +107,7 @@ class Run:
     @cached_property
     def summary(self) -> Summary:
         """Content of summary.json. Figures that the run has not written yet are computed from events.jsonl."""
-        found = self.record(Summary)
-        if plan := predicted(self.record(PlanRecord)):
-            found = plan | found
+        found = predicted(self.record(PlanRecord)) | self.record(Summary)
         if MEASURED not in found.figures and self.events:
             status, layouts = self.record(Status), self.record(Layouts).layouts
             attempt = status.started, status.attempt or 1
@@ -130,7 +127,6 @@ class Run:
 
     @property
     def sweep(self) -> dict[str, Any]:
-        """The section `sweep` of the configuration."""
         section = self.config.get("sweep")
         return section if isinstance(section, dict) else {}
 
@@ -253,14 +249,9 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
     yield from sorted(below)
 
 
-def read_run(path: Path) -> Run:
-    """Read a run directory. If a file is damaged, the state is `damaged` and the reason names the file."""
-    return _read(path, READERS)
-
-
 def glance(path: Path) -> Run:
     """Read a run faster than `read_run`: do not parse config.yaml, but search it for `steps` and `measure_after`."""
-    return _read(path, GLANCED)
+    return read_run(path, GLANCED)
 
 
 def _counts(path: Path) -> dict[str, int]:
@@ -274,8 +265,8 @@ GLANCED = {name: read for name, read in READERS.items() if name != OVERRIDES} | 
 """Functions that read the files for `glance`, keyed by file name."""
 
 
-def _read(path: Path, readers: Mapping[str, Callable[[Path], object]]) -> Run:
-    """Read the state and the files of a run. If any of the files is damaged, the state is `damaged`."""
+def read_run(path: Path, readers: Mapping[str, Callable[[Path], object]] = READERS) -> Run:
+    """Read a run directory. If a file is damaged, the state is `damaged` and the reason names the file."""
     if not path.is_dir():
         return Run(path, "missing", "sweep.json lists the run, but there is no such directory")
     if not is_run(path):

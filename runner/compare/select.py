@@ -167,7 +167,6 @@ def select(
 
 
 def check_top(top: int | None) -> None:
-    """Raise ConfigError if the value of --top is less than 1."""
     if top is not None and top < 1:
         raise ConfigError(f"--top: expected a number of at least 1, got {top}")
 

@@ -23,14 +23,15 @@ PRODUCER_GRACE_S = 2.0
 
 @contextmanager
 def prepare_data(
-    experiment: Experiment, run_dir: Path, data_ranks: int, doing: Callable[[str], object] = lambda _: None
+    experiment: Experiment, run_dir: Path, workers: int, doing: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
     """Prepare the data of the first steps, and the data to evaluate on. In the `with` block, a background process (the producer)
     prepares the rest. If another run prepares the same data, the producer waits, and both runs read the same files. A few times a
-    second, call `doing` with the name of the current work. data_ranks: number of slices into which data parallelism cuts a global
-    batch. Raise ConfigError if the data is missing or unusable."""
+    second, call `doing` with the name of the current work. workers: number per node. Raise ConfigError if the data is missing or
+    unusable."""
     with _prepared(experiment.data, experiment.data_spec, run_dir / DATA_LOG, doing):
-        held_out = experiment.held_out(data_ranks)
+        degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
+        held_out = experiment.held_out(degrees.data)
         if held_out is None:
             yield
             return

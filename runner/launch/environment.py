@@ -4,25 +4,32 @@ import os
 import platform
 import re
 import socket
+import stat
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from meshrunner.recipes.determinism import VARIABLES
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.secrets import is_secret
+from meshrunner.recipes.storage import cache_dir
 from meshrunner.runner.config import launch_env
 from meshrunner.runner.config.devices import NodeDevices
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.console import one_line
-from meshrunner.runner.launch.compile_cache import compile_caches
 from meshrunner.runner.rundir import Environment
 
 PACKAGES = "meshrunner torch hydra-core omegaconf pydantic datasets sentencepiece tokenizers numpy wandb"
 PACKAGES += " mamba-ssm causal-conv1d megatron-fsdp"
 RECORDED = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH", "PYTORCH_", "TRITON_", "MAMBA_", "OMP_", "MKL_", "GLOO_", "SLURM_")
 """Prefixes of the environment variables that environment.json records, because they may affect measurements."""
+LOCAL = "bcachefs btrfs ecryptfs ext2 ext3 ext4 f2fs jfs overlay ramfs rootfs tmpfs xfs zfs"
+"""Types of file systems on this node's disks or in its memory. Any other file system may be slow, or shared with other nodes."""
+MOUNTS = Path("/proc/self/mounts")
 
 
 def worker_environment(experiment: Experiment, device_type: str) -> dict[str, str]:
@@ -37,6 +44,37 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
         if experiment.deterministic:
             defaults |= VARIABLES
     return defaults | given
+
+
+def compile_caches(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that set the cache folders of Inductor and Triton. `variables`: the workers' environment.
+    If the cache directory may be on a network file system, use a private folder on a disk of this node. All ranks write compiled
+    code when a run starts, but network file systems are slow, and renaming or locking files there may fail."""
+    usual = cache_dir()
+    local = filter(_is_local, map(Path, (variables.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp")))
+    folder = usual if _is_local(usual) else next(filter(None, map(_private, local)), usual)
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_HOME": str(folder)}
+
+
+def _is_local(folder: Path) -> bool:
+    """Return whether a folder is on a file system of this node, according to the most specific mount point that contains it."""
+    mounted: dict[str, str] = {}  # a later mount hides an earlier one at the same point
+    for line in MOUNTS.read_text(errors="surrogateescape").splitlines():
+        _, point, kind, *_ = line.split(" ")
+        mounted[re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), point)] = kind
+    path = folder.resolve()
+    return next((mounted[str(each)] for each in (path, *path.parents) if str(each) in mounted), "") in LOCAL.split()
+
+
+def _private(parent: Path) -> Path | None:
+    """Create a folder that only this user may access. Return None if the folder cannot be created or is not private."""
+    folder = parent / f"meshrunner-{os.getuid()}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return folder
+    return None
 
 
 def apply_allocator_settings() -> None:

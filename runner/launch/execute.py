@@ -11,7 +11,7 @@ from threading import Thread
 from meshrunner.recipes.checkpoint.on_disk import FOLDER, candidates
 from meshrunner.recipes.errors import ConfigError, Interrupted, Moved
 from meshrunner.runner.config.consistency import remarks
-from meshrunner.runner.config.devices import NodeDevices, node_devices
+from meshrunner.runner.config.devices import node_devices
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.resumable import fit_continuing
 from meshrunner.runner.console import say, shown, warn
@@ -111,7 +111,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
             devices = node_devices(experiment)
             # Attempt number 0 is a placeholder: only the first node writes rows, which record the number.
             attempt = Attempt(run_dir, experiment.on(devices.type), devices, 0, peers, preemption)
-            with prepare_data(experiment, run_dir, data_ranks(experiment, devices)):
+            with prepare_data(experiment, run_dir, devices.workers):
                 return launch(attempt, lambda _: None)
 
         outcome, error = _outcome(run)
@@ -138,15 +138,10 @@ def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Displa
     run_dir, experiment, devices = attempt.run_dir, attempt.experiment, attempt.devices
     record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))
     (record | {"resolved": resolved(continued, devices)}).write(run_dir / ENVIRONMENT)
-    with prepare_data(continued, run_dir, data_ranks(experiment, devices), display.refresh):
+    with prepare_data(continued, run_dir, devices.workers, display.refresh):
         if same_data:
             refuse_other_data(experiment, run_dir)
         return launch(attempt, display.refresh)
-
-
-def data_ranks(experiment: Experiment, devices: NodeDevices) -> int:
-    """Return the number of slices into which data parallelism cuts a global batch."""
-    return experiment.parallelism.degrees(experiment.launch.nodes, devices.workers).data
 
 
 def _record(

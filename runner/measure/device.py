@@ -1,10 +1,11 @@
-"""Measure time and peak memory of a rank's device without waiting for the device, and find the device's peak FLOP/s for MFU."""
+"""Measure the time, peak memory and energy of a rank without waiting for its device, and find the peak FLOP/s for MFU."""
 
+import ctypes
 import gc
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -17,7 +18,6 @@ from meshrunner.recipes.storage import cache_dir
 from meshrunner.runner.config.devices import cpu_name
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.figures import row_keys
-from meshrunner.runner.measure.energy import energy_counter
 from meshrunner.runner.process.worker_context import WorkerContext
 from meshrunner.runner.rundir import JsonFile
 from meshrunner.runner.rundir.files import write_json
@@ -132,6 +132,20 @@ class CudaDevice(HostDevice):
         super().reset_peaks()
 
 
+def energy_counter(uuid: str) -> Callable[[], float]:
+    """Return a function that returns the joules that a GPU has used since the driver was loaded. The function returns NaN if NVML
+    does not count the energy, as for MIG slices and for GPUs older than Volta. uuid: UUID of the GPU, without `GPU-`."""
+    device, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode(), ctypes.byref(device)):
+            return lambda: math.nan
+        read = nvml.nvmlDeviceGetTotalEnergyConsumption
+    except (OSError, AttributeError):
+        return lambda: math.nan
+    return lambda: math.nan if read(device, ctypes.byref(millijoules)) else millijoules.value / 1000
+
+
 def peak_flops(
     experiment: Experiment, device: torch.device, context: WorkerContext
 ) -> tuple[float | None, dict[str, Any]]:
@@ -160,9 +174,9 @@ def _cached_peak(rate: str, context: WorkerContext) -> float:
     return float(known["flops"] if isinstance(known, dict) else known)
 
 
-def peak_remark(device_type: str, rate: str, context: WorkerContext) -> str:
+def peak_remark(rate: str, context: WorkerContext) -> str:
     """Return the reason why MFU is unknown in steps that exceeded the peak FLOP/s. On a CPU, first measure the peak again."""
-    if device_type == "cpu":
+    if context.device_type == "cpu":
         return measured_peak(rate, context)[1]
     return f"MFU is unknown in steps whose FLOP/s exceeded the {rate} peak of this device; check hardware.peak.{rate}"
 

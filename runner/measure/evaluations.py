@@ -3,13 +3,12 @@
 import json
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from meshrunner.recipes.errors import NotRecorded
 from meshrunner.runner.config.experiment import Experiment
 from meshrunner.runner.figures import number
-from meshrunner.runner.rundir import StepRow, read_evals
+from meshrunner.runner.rundir import read_events
 from meshrunner.runner.rundir.files import EVALS
 
 LARGEST_EXPONENT = 700.0
@@ -37,14 +36,9 @@ def record(run_dir: Path, attempt: int, step: int, loss: float, tokens: int, sec
 
 def reason_to_end(run_dir: Path, experiment: Experiment) -> str:
     """Return the reason why `eval.stop_after` ends a run before its last step, or "" if the run goes on."""
-    patience, rows = experiment.eval.patience, read_evals(run_dir)
+    patience, rows = experiment.eval.patience, read_events(run_dir, EVALS)
     if patience is None or not rows or rows[-1].step >= experiment.steps:
         return ""
-    return stopped(rows, patience)
-
-
-def stopped(rows: Sequence[StepRow], patience: int) -> str:
-    """Return why a run ends, or "" if it goes on. It ends if the last `patience` evaluations are not below all earlier ones."""
     losses = [math.inf if (loss := number(row.get("eval/loss"))) is None else loss for row in rows]
     best = losses.index(min(losses))
     if len(losses) - 1 - best < patience:

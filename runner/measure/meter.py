@@ -1,9 +1,8 @@
 """Defines the meter, which measures every training step on every rank. Rank 0 appends a row per step to `events.jsonl`.
 
 A step's loss and other metrics stay on the device at first. Every `log_every` steps, the host waits for the device and copies the
-metrics of the latest steps. The ranks then exchange their measurements, and rank 0 writes the rows. WPS (tokens per second)
-includes the time for reading metrics, but step times do not. WPS excludes the time for saving checkpoints (see
-`perf/checkpoint_time_s`), for evaluations, and for starting and stopping the profiler.
+metrics of the latest steps. The ranks then exchange their measurements, and rank 0 writes the rows. `figures.py` defines which
+work counts towards which figure. Starting and stopping the profiler counts towards no figure.
 """
 
 import gc
@@ -77,7 +76,7 @@ class RunMeter:
         ranks, model, seq_len = self.context.world_size, self.experiment.model, self.experiment.seq_len
         data = describe_data() if self.context.records else {}
         flops = model.flops_per_token(seq_len).within(data.get("document_length", seq_len), seq_len)
-        self.rows = Rows(self.context.attempt, ranks, device.type, *flops, peak, self.tokens_before)
+        self.rows = Rows(self.context, flops, peak, self.tokens_before)
         if self.context.records:
             layout = {"device": facts["device"], "world_size": ranks}
             layout |= {"threads": self.context.threads, "torch": torch.__version__}
@@ -210,7 +209,7 @@ class RunMeter:
             self._add_to_summary(found | {"data": self.describe_data()})  # all data may be packed only during training
             self._add_to_summary(self.by_rank.summary(self.device.keys, self.ranks_memory))
             if self.rows.beyond_peak:
-                self._add_to_summary({"peak_remark": peak_remark(self.rows.device_type, self.peak_rate, self.context)})
+                self._add_to_summary({"peak_remark": peak_remark(self.peak_rate, self.context)})
 
     @contextmanager
     def _not_counted(self) -> Iterator[None]:
@@ -240,7 +239,6 @@ class RunMeter:
         self._add_to_summary({"compile/late_recompiles": self.late_recompiles})
 
     def _add_to_summary(self, facts: dict[str, Any]) -> None:
-        """Add `facts` to summary.json on rank 0. Do nothing on other ranks."""
         if self.context.records:
             path = self.run_dir / SUMMARY
             (Summary.read(path) | facts).write(path)

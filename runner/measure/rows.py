@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshrunner.recipes.model.base import Flops
 from meshrunner.runner.figures import FIGURES, by_rank, figure_of
+from meshrunner.runner.process.worker_context import WorkerContext
 
 RANK_KEYS = ("train/loss", "perf/step_time_s", "perf/data_time_s", "perf/cpu_time_s", "perf/compile_time_s")
 """Keys of the figures that every rank measures in every step. Tensors store the figures in the order of these keys."""
@@ -41,13 +43,8 @@ class Step:
 class Rows:
     """Converter of one attempt's measurements to rows, one row per step. An attempt is one start or resumption of a run."""
 
-    attempt: int
-    world_size: int
-    device_type: str
-    flops: int
-    """FLOPs per token."""
-    attention_flops: int
-    """FLOPs per token for attention scores; `flops` includes them."""
+    context: WorkerContext
+    flops: Flops
     peak: float | None
     """Peak FLOP/s of a device; None if unknown."""
     tokens: int
@@ -70,24 +67,24 @@ class Rows:
         merged = [merge_ranks(keys, ranks[:, i]) for i in range(len(steps))]
         stretch = window / sum(each["perf/step_time_s"] for each in merged)
         joules_per_token = joules / sum(step.tokens for step in steps)
-        causal = self.flops - self.attention_flops / 2
+        flops, causal = self.flops.total, self.flops.total - self.flops.attention / 2
         rows = []
         for step, grad_norm, each, finished in zip(steps, norms, merged, times, strict=True):
             self.tokens += step.tokens
-            cpu = each["perf/cpu_time_s"] if self.device_type == "cpu" else 0.0
-            wps = step.tokens / (each["perf/step_time_s"] * stretch * self.world_size)
+            cpu = each["perf/cpu_time_s"] if self.context.device_type == "cpu" else 0.0
+            wps = step.tokens / (each["perf/step_time_s"] * stretch * self.context.world_size)
             row = {
                 "step": step.number,
-                "attempt": self.attempt,
+                "attempt": self.context.attempt,
                 "time": finished,
                 **each,
                 "train/grad_norm": grad_norm,
                 "train/lr": step.lr,
                 "train/tokens": self.tokens,
                 "perf/wps": wps,
-                "perf/mfu": 100 * wps * self.flops / self.peak if self.peak else None,
+                "perf/mfu": 100 * wps * flops / self.peak if self.peak else None,
                 "perf/mfu_causal": 100 * wps * causal / self.peak if self.peak else None,
-                "perf/tflops": wps * self.flops / 1e12,
+                "perf/tflops": wps * flops / 1e12,
                 "perf/tokens_per_cpu_s": step.tokens / cpu if cpu else None,
                 "perf/joules_per_token": joules_per_token,
                 "perf/checkpoint_time_s": step.checkpoint_time,
@@ -100,9 +97,8 @@ class Rows:
 
 
 def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str, Any]:
-    """Turn a measured row, in which collectives took no time, into the row of an emulated rank. Add `communication_s`, the time
-    spent waiting for communication, to the step time. If `communication_s` is None, step time and speed become None. The loss is
-    always None."""
+    """Turn a measured row, in which collectives took no time, into the row of an emulated rank, which has no loss. Add the time
+    spent waiting for communication to the step time. If `communication_s` is None, step time and speed become None."""
     compute = row["perf/step_time_s"]
     ratio = None if communication_s is None else compute / (compute + communication_s)
     meaningless = {key for key in row if key.startswith(("train/", "experts/"))} - {"train/lr", "train/tokens"}

@@ -20,7 +20,6 @@ from meshrunner.recipes.errors import Interrupted
 
 
 def in_slurm_job() -> bool:
-    """Return whether this process runs in a SLURM job."""
     return "SLURM_JOB_ID" in os.environ
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PUBLIC = {
     "damage": "READERS find_damage inspect",
-    "events": "StepRow Tail add_rows last_rows read_evals read_events",
+    "events": "StepRow Tail add_rows last_rows read_events",
     "logs": "last_exception last_lines last_stack",
     "plain_yaml": "parse_yaml",
     "records": "Environment Explanation Failure JsonFile PlanRecord RankError Submission TraceTable Tracking unreadable",

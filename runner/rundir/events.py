@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from meshrunner.recipes.storage import open_regular
-from meshrunner.runner.rundir.files import EVALS, EVENTS
+from meshrunner.runner.rundir.files import EVENTS
 from meshrunner.runner.rundir.states import is_count
 
 CHUNK_BYTES = 8 << 20
@@ -77,17 +77,8 @@ def last_rows(run_dir: Path, count: int) -> list[StepRow]:
     return list(_parsed(lines[1:-1] if begin else lines[:-1]))[-count:]  # the first line may be incomplete
 
 
-def read_events(run_dir: Path) -> list[StepRow]:
-    """Return one row per step, in order."""
-    return _all_rows(run_dir, EVENTS)
-
-
-def read_evals(run_dir: Path) -> list[StepRow]:
-    """Return one row per evaluated step, in order. Step 0 is before the first step."""
-    return _all_rows(run_dir, EVALS)
-
-
-def _all_rows(run_dir: Path, name: str) -> list[StepRow]:
+def read_events(run_dir: Path, name: str = EVENTS) -> list[StepRow]:
+    """Return one row per step of events.jsonl or evals.jsonl, in order."""
     rows: list[StepRow] = []
     add_rows(rows, Tail(run_dir, name).read())
     return rows

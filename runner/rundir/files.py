@@ -1,5 +1,6 @@
 """The names of the files in run and sweep directories. No other package contains these names. A run replaces its JSON files
-atomically, but appends to `events.jsonl`. Tab completion imports this module, so it must not import pydantic, which is slow."""
+atomically, but appends to `events.jsonl`. The subclasses of `records.JsonFile` describe the content of the JSON files. Tab
+completion imports this module, so it must not import pydantic, which is slow."""
 
 import json
 import os
@@ -20,12 +21,8 @@ EVALS = "evals.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 LAYOUTS = "layouts.json"
-"""The layouts of a run. A layout is the set of all settings that affect a step's time or memory. An attempt that changes one of
-these settings adds a layout."""
 PLAN = "plan.json"
-"""The prediction made before the run began, in the format of `meshrunner plan --json`."""
 ERROR = "error.json"
-"""The exit code and the error of the rank that failed first."""
 TRACKING = "tracker.json"
 """The state of a run's tracker, such as W&B. If a run has several trackers, each has its own file (see `tracking`)."""
 LOGS = "logs"
@@ -35,9 +32,7 @@ LAUNCHER_LOG = f"{LOGS}/launcher.log"
 """Output of the process that executes one run of a parallel sweep. Other runs do not have this file."""
 TRACES = "trace"
 EXPLANATION = "explain.json"
-"""Seconds that each kind of work, such as `forward matmul`, takes in a step, from traces of the last steps of a run."""
 TRACE_TABLE = f"{TRACES}/table.json"
-"""Shares of compute, exposed communication and idle time for each profiled rank."""
 TENSORBOARD = "tensorboard"
 HPARAMS = f"{TENSORBOARD}/hparams"
 """Settings and final measurements for TensorBoard's HParams tab."""
@@ -45,7 +40,6 @@ WANDB = "wandb"
 STOP_REQUEST = "preempt"
 """File that slurm/run.sbatch writes when SLURM asks a job to stop. Content: `12.0` for job 12, or `12.1` after a requeue."""
 SLURM_JOB = "slurm.json"
-"""The newest SLURM job of a run."""
 SLURM_SETTINGS = "submit.json"
 """SLURM settings of the last submission of a run or sweep directory."""
 SLURM_OUTPUT = "slurm-%j.out"
@@ -53,7 +47,7 @@ SLURM_OUTPUT = "slurm-%j.out"
 SLURM_TASK_OUTPUT = "slurm-%A_%a.out"
 """Output of one task of a sweep's job array. SLURM replaces %A with the array's number and %a with the task's number."""
 SWEEP = "sweep.json"
-"""The runs of a sweep. A folder that contains this file is a sweep directory."""
+"""A folder that contains this file is a sweep directory."""
 SWEEP_RUNS = "runs.txt"
 """The names of a sweep's run directories, one per line. Task 0 of a SLURM job array executes the run on the first line."""
 TUNE = "tune.json"
@@ -82,7 +76,6 @@ def tracking(folder: Path, member: str = "") -> Path:
 
 
 def tracker_log(folder: Path, member: str = "") -> Path:
-    """Return the path of the log of a tracker. `member` is the tracker's name, or "" if the run has only one tracker."""
     return folder / LOGS / (f"tracker-{member}.log" if member else "tracker.log")
 
 
@@ -91,7 +84,6 @@ def rank_log(run_dir: Path, rank: int) -> Path:
 
 
 def rank_error(run_dir: Path, rank: int) -> Path:
-    """Return the path of the file in which a failed worker records its error."""
     return run_dir / LOGS / f"rank{rank}.error.json"
 
 

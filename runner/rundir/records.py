@@ -23,7 +23,6 @@ Measured = Annotated[Annotated[float, Field(strict=True)] | None, AfterValidator
 
 
 def null_as(default: T) -> BeforeValidator:
-    """Return a validator that replaces null with `default`."""
     return BeforeValidator(lambda value: default if value is None else value)
 
 

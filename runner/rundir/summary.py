@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from meshrunner.recipes.config_keys import affecting, differences, flatten
 from meshrunner.recipes.option import Affects
 from meshrunner.runner import figures
-from meshrunner.runner.rundir.events import StepRow, read_evals, read_events
-from meshrunner.runner.rundir.files import LAYOUTS, PLAN, SUMMARY
+from meshrunner.runner.rundir.events import StepRow, read_events
+from meshrunner.runner.rundir.files import EVALS, LAYOUTS, PLAN, SUMMARY
 from meshrunner.runner.rundir.records import Count, JsonFile, Measured, PlanRecord, Text, null_as, under
 from meshrunner.runner.rundir.states import Status
 
@@ -153,10 +153,9 @@ def summarise(
         known = [value for row in measured if (value := row.get(key)) is not None]
         found[figures.error_key(key)] = relative_error(known)
     first = this_attempt[0].get("time") if this_attempt else None
-    found["perf/time_to_first_step_s"] = None if first is None or started is None else first - started
-    if found["perf/time_to_first_step_s"] is not None:  # without the evaluation before the first step
-        early = [row for row in evals if row.attempt == attempt and row.step < this_attempt[0].step]
-        found["perf/time_to_first_step_s"] -= sum(row.get("eval/time_s") or 0.0 for row in early)
+    early = [row for row in evals if row.attempt == attempt and this_attempt and row.step < this_attempt[0].step]
+    excluded = sum(row.get("eval/time_s") or 0.0 for row in early)  # the evaluation before the first step
+    found["perf/time_to_first_step_s"] = None if first is None or started is None else first - started - excluded
     return Summary.model_validate(found)
 
 
@@ -205,7 +204,7 @@ def write_summary(run_dir: Path, measure_after: int, status: Status, **facts: An
     """Add predictions, figures of events.jsonl and `facts` (more keys) to the summary that workers wrote. Return the summary."""
     rows, layouts = read_events(run_dir), Layouts.read(run_dir / LAYOUTS).layouts
     summary = Summary.read(run_dir / SUMMARY) | predicted(PlanRecord.read(run_dir / PLAN))
-    summary |= summarise(rows, measure_after, status.started, status.attempt, layouts, read_evals(run_dir))
+    summary |= summarise(rows, measure_after, status.started, status.attempt, layouts, read_events(run_dir, EVALS))
     summary = only_of_completed(summary, status.state) | facts | {"state": status.state, "reason": status.reason}
     summary.write(run_dir / SUMMARY)
     return summary

@@ -114,21 +114,17 @@ class SweepRecord:
 
 def ensure_run_id(folder: Path) -> str:
     """Return the id in the tracker.json of a run or sweep. If the file has no id, generate an id and write it to the file."""
-    run_id = read_tracking(folder).run_id
+    run_id = Tracking.read(tracking(folder)).run_id
     if run_id is None:
         run_id = secrets.token_hex(4)
         update_tracking(folder, run_id=run_id)
     return run_id
 
 
-def read_tracking(folder: Path, member: str = "") -> Tracking:
-    """Read a tracker's recorded state: id, phase and warning. `member` is the tracker's name if there are several trackers."""
-    return Tracking.read(tracking(folder, member))
-
-
 def update_tracking(folder: Path, member: str = "", **changes: Any) -> None:
     """Change keys of a tracker's recorded state, such as `phase`."""
-    (read_tracking(folder, member) | changes).write(tracking(folder, member))
+    path = tracking(folder, member)
+    (Tracking.read(path) | changes).write(path)
 
 
 def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path) -> dict[str, Any]:

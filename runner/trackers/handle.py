@@ -12,10 +12,11 @@ from meshrunner.recipes.errors import Interrupted
 from meshrunner.runner.console import warn
 from meshrunner.runner.process.forkserver import END_SIGNAL, child, context, temporary_folder
 from meshrunner.runner.process.tree import descendants, kill
-from meshrunner.runner.rundir.files import LOGS, is_sweep, tracker_log
+from meshrunner.runner.rundir import Tracking
+from meshrunner.runner.rundir.files import LOGS, is_sweep, tracker_log, tracking
 from meshrunner.runner.trackers import follow
 from meshrunner.runner.trackers.base import Tracker
-from meshrunner.runner.trackers.description import ensure_run_id, read_tracking, update_tracking
+from meshrunner.runner.trackers.description import ensure_run_id, update_tracking
 
 TRACKER_GRACE_S = 2.0
 """Seconds between END_SIGNAL and SIGKILL, in which a tracker process can exit."""
@@ -77,8 +78,8 @@ class TrackerHandle:
         )
 
     def _find_problem(self, code: int | None) -> str | None:
-        tracking = read_tracking(self._folder, self._member)
-        phase = tracking.phase
+        found = Tracking.read(tracking(self._folder, self._member))
+        phase = found.phase
         if code is None:
             verb = "start" if phase in ("starting", "opening") else "finish"
             return f"did not {verb} within {self._timeout_s:g} s of the {self._subject}'s end and was killed"
@@ -86,7 +87,7 @@ class TrackerHandle:
             return f"was killed by {signal.Signals(-code).name} in phase '{phase}'"
         if code == 0 and phase == "finished":
             return None
-        return f"failed ({tracking.warning or f'exit code {code}'})"
+        return f"failed ({found.warning or f'exit code {code}'})"
 
     def stop(self) -> None:
         """End the tracker process and its descendants within 2 x TRACKER_GRACE_S seconds."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from meshrunner.runner.rundir import read_evals, read_events
+from meshrunner.runner.rundir import read_events
+from meshrunner.runner.rundir.files import EVALS
 from tests.e2e.command import meshrunner, read, run, status
 
 EVAL = ("eval=held_out", "eval.every=2", "eval.sequences=7", "steps=6", "model.dim=48")
@@ -19,7 +20,7 @@ def test_held_out_loss_is_printed_recorded_and_leaves_training_as_it_is(tmp_path
     assert ended.code == 0, ended
     assert "eval.sequences: 7 is rounded up to 8" in ended.err
     assert [line.split()[1] for line in ended.out.splitlines() if "perplexity" in line] == ["0/6", "2/6", "4/6", "6/6"]
-    rows = read_evals(tmp_path / "with")
+    rows = read_events(tmp_path / "with", EVALS)
     assert [(row.step, row["eval/tokens"]) for row in rows] == [(step, 8 * 16) for step in (0, 2, 4, 6)]
     summary = read(tmp_path / "with" / "summary.json")
     losses = [row["eval/loss"] for row in rows]
@@ -36,7 +37,7 @@ def test_stop_after_ends_the_run_as_completed_and_a_resume_repeats_no_evaluation
     config = tmp_path / "a" / "config.yaml"
     config.write_text(config.read_text().replace("steps: 4\n", "steps: 8\n", 1))
     assert meshrunner("resume", "a", cwd=tmp_path).code == 0
-    rows = read_evals(tmp_path / "a")
+    rows = read_events(tmp_path / "a", EVALS)
     assert [(row.step, row.attempt) for row in rows] == [(0, 1), (2, 1), (4, 1), (6, 2), (8, 2)]
     ended = run(*EVAL, "optimizer.lr=10", "eval.stop_after=1", run_dir="b", cwd=tmp_path)
     assert ended.code == 0, ended

@@ -20,11 +20,12 @@ import pytest
 
 from meshrunner.runner.process.tree import descendants, is_alive, kill, process_name
 from meshrunner.runner.rundir.events import StepRow, read_events
-from meshrunner.runner.rundir.files import write_json
+from meshrunner.runner.rundir.files import tracking, write_json
+from meshrunner.runner.rundir.records import Tracking
 from meshrunner.runner.rundir.run import place_run
 from meshrunner.runner.rundir.states import claim, update_status
 from meshrunner.runner.trackers.base import tracker_of
-from meshrunner.runner.trackers.description import RunRecord, read_tracking
+from meshrunner.runner.trackers.description import RunRecord
 from meshrunner.runner.trackers.follow import run_tracker, track_again
 from meshrunner.runner.trackers.handle import TrackerHandle, Trackers
 from tests.e2e.wandb_offline import OfflineRun, read_offline_run
@@ -75,7 +76,7 @@ class Run:
         return self.handle.finish()
 
     def wait(self, phase: str) -> Run:
-        until(lambda: read_tracking(self.run_dir).phase == phase)
+        until(lambda: Tracking.read(tracking(self.run_dir)).phase == phase)
         return self
 
     def processes(self) -> list[psutil.Process]:
@@ -398,7 +399,7 @@ def test_several_trackers_each_show_the_run(tmp_path: Path) -> None:
     run.finish()
     assert history(run.offline.history) == run.rows
     assert list(run.run_dir.glob("tensorboard/events.*"))
-    assert read_tracking(run.run_dir).run_id == run.offline.id
+    assert Tracking.read(tracking(run.run_dir)).run_id == run.offline.id
 
 
 @pytest.mark.slow_cases("hang in finish")
@@ -414,7 +415,7 @@ def test_one_of_several_trackers_in_trouble_does_not_take_the_other_along(
     (warning,) = err.splitlines()
     assert "tracker own_trackers:ToFile" in warning and "logs/tracker-bad.log" in warning and not out
     assert warning.endswith(f"meshrunner.runner.trackers.follow {run.run_dir} bad)")
-    assert read_tracking(run.run_dir, "tensorboard").phase == "finished"
+    assert Tracking.read(tracking(run.run_dir, "tensorboard")).phase == "finished"
     (events,) = run.run_dir.glob("tensorboard/hparams/events.*")
     assert b"session_end_info" in events.read_bytes()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from meshrunner.recipes.model.base import Flops
 from meshrunner.runner import figures
 from meshrunner.runner.compare.comparison import compare_runs
 from meshrunner.runner.compare.export import as_json
@@ -38,7 +40,8 @@ def measured_row() -> dict[str, Any]:
     one = torch.ones(())
     observed = dict.fromkeys((figure.key for figure in FIGURES if figure.optional), one)
     step = Step(1, one, one, 1e-3, 8, observed, 1.0, 1.0, 0.0, 0.0, False, 0.0, 1.0)
-    rows = Rows(attempt=1, world_size=2, device_type="cpu", flops=10, attention_flops=2, peak=100.0, tokens=0)
+    context: Any = SimpleNamespace(attempt=1, world_size=2, device_type="cpu")
+    rows = Rows(context, Flops(10, 2), peak=100.0, tokens=0)
     ones = torch.ones(2, 1, len(RANK_KEYS) + len(observed), dtype=torch.float64)
     (row,) = rows.of([step], [1.0], ones, window=1.0, times=[5.0], joules=math.nan)
     return StepRow(row | HostDevice().row({"memory/peak_rss_gib": 0.5}))

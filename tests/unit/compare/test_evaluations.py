@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from meshrunner.runner.compare.page.charted import as_json
 from meshrunner.runner.compare.runs import read_run
 from meshrunner.runner.compare.table import markdown
 from meshrunner.runner.config.consistency import fit
-from meshrunner.runner.measure.evaluations import record, stopped
-from meshrunner.runner.rundir import StepRow, read_evals, summarise
+from meshrunner.runner.measure.evaluations import reason_to_end, record
+from meshrunner.runner.rundir import StepRow, read_events, summarise
+from meshrunner.runner.rundir.files import EVALS
 from meshrunner.runner.trackers.follow import RowBuffer
 from tests.composed import experiment
 from tests.run_dirs import make_run
@@ -43,16 +45,22 @@ def test_summary_has_the_last_and_the_lowest_loss() -> None:
     assert "eval/loss" not in summarise(steps, 0, 10.0, 1).figures
 
 
-def test_run_ends_after_evaluations_without_a_new_lowest_loss() -> None:
-    rows = [row(0, 6.0), row(2, 5.0), row(4, None), row(6, 5.0)]
-    assert stopped(rows, 3) == "" and stopped(rows[:3], 2) == ""
-    assert stopped(rows, 2).startswith("eval.stop_after: the held-out loss of step 2 (5.0000)")
+def test_run_ends_after_evaluations_without_a_new_lowest_loss(tmp_path: Path) -> None:
+    def ends(patience: int) -> str:
+        return reason_to_end(tmp_path, experiment("eval=held_out", f"eval.stop_after={patience}", "steps=8"))
+
+    for step, loss in ((0, 6.0), (2, 5.0), (4, math.nan)):
+        record(tmp_path, 1, step, loss, 100, 0.5)
+    assert ends(2) == ""
+    record(tmp_path, 1, 6, 5.0, 100, 0.5)
+    assert ends(3) == ""
+    assert ends(2).startswith("eval.stop_after: the held-out loss of step 2 (5.0000)")
 
 
 def test_a_reader_takes_the_last_row_of_a_step(tmp_path: Path) -> None:
     for attempt, step in ((1, 0), (1, 2), (1, 4), (2, 2)):
         record(tmp_path, attempt, step, 800.0, 100, 0.5)
-    rows = read_evals(tmp_path)
+    rows = read_events(tmp_path, EVALS)
     assert [(each.step, each.attempt) for each in rows] == [(0, 1), (2, 2)]
     assert rows[0]["eval/loss"] == 800.0 and rows[0]["eval/perplexity"] is None
 

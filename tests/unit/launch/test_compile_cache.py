@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meshrunner.runner.launch import compile_cache
-from meshrunner.runner.launch.compile_cache import compile_caches
-from meshrunner.runner.launch.environment import worker_environment
+from meshrunner.runner.launch import environment
+from meshrunner.runner.launch.environment import compile_caches, worker_environment
 from tests.composed import experiment
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
@@ -24,7 +23,7 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         def read_text(self, errors: str) -> str:
             return "".join(f"device {point} {kind} rw 0 0\n" for point, kind in table.items())
 
-    monkeypatch.setattr(compile_cache, "MOUNTS", Mounts())
+    monkeypatch.setattr(environment, "MOUNTS", Mounts())
     monkeypatch.setenv("MESHRUNNER_CACHE", str(tmp_path / "home" / "cache"))
     monkeypatch.delenv(INDUCTOR, raising=False)
     (tmp_path / "local").mkdir()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshrunner.runner.measure.energy import energy_counter
+from meshrunner.runner.measure.device import energy_counter
 
 
 class Driver:

@@ -103,6 +103,7 @@ def train(
         steps=done,
         records=True,
         emulated=emulated,
+        device_type=kind,
         doing=lambda _: None,
     )
     chosen = experiment(*overrides)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from meshrunner.recipes.model.base import Flops
 from meshrunner.runner.measure import device
 from meshrunner.runner.measure.rows import RANK_KEYS, Rows, Step
 
@@ -21,7 +22,9 @@ REST: dict[str, Any] = {
     "observed": {},
     "profiled": False,
 }
-CONTEXT: Any = SimpleNamespace(records=True, threads=1, doing=lambda _: None)
+CONTEXT: Any = SimpleNamespace(
+    attempt=1, world_size=1, device_type="cpu", records=True, threads=1, doing=lambda _: None
+)
 
 
 def test_the_best_peak_is_kept_with_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,8 +43,9 @@ def test_the_peak_of_a_cpu_is_measured_again_and_that_of_a_gpu_is_to_be_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(device, "measured_peak", lambda *_: (1.0, "measured again"))
-    assert device.peak_remark("cpu", "fp32", CONTEXT) == "measured again"
-    assert device.peak_remark("cuda", "bf16", CONTEXT).endswith("check hardware.peak.bf16")
+    assert device.peak_remark("fp32", CONTEXT) == "measured again"
+    gpu: Any = SimpleNamespace(device_type="cuda")
+    assert device.peak_remark("bf16", gpu).endswith("check hardware.peak.bf16")
 
 
 def test_a_peak_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +55,7 @@ def test_a_peak_of_an_earlier_version_is_read(tmp_path: Path, monkeypatch: pytes
 
 
 def test_mfu_above_the_peak_is_unknown() -> None:
-    rows = Rows(1, 1, "cpu", flops=10, attention_flops=0, peak=1000.0, tokens=0)
+    rows = Rows(CONTEXT, Flops(10, 0), peak=1000.0, tokens=0)
     ranks = torch.ones(1, 2, len(RANK_KEYS), dtype=torch.float64)
     steps = [Step(number=i, tokens=tokens, **REST) for i, tokens in ((1, 90), (2, 110))]  # 900 and 1,100 FLOP/s
     found = rows.of(steps, [1.0, 1.0], ranks, window=2.0, times=[1.0, 2.0], joules=math.nan)

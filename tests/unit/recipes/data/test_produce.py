@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -159,6 +160,8 @@ class Experiment:
     model: Model
     seq_len: int = 16
     seed: int = 0
+    parallelism: Any = Mock()  # noqa: RUF009
+    launch: Any = Mock()  # noqa: RUF009
 
     @property
     def data_spec(self) -> DataSpec:
