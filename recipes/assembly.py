@@ -6,12 +6,11 @@ from functools import partial
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes.errors import TooLarge
 from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.model.context import split_sequences
-from meshrunner.recipes.model.init_weights import Initialiser
+from meshrunner.recipes.model.init_weights import Initialiser, local_part
 from meshrunner.recipes.model.network import Network
 from meshrunner.recipes.optim.grad_norm import Trainable
 from meshrunner.recipes.optim.outliers import Outliers
@@ -109,7 +108,7 @@ def _pipelined(
 
 def _refuse_too_large(recipe: Recipe, network: Network, shards: int, host_bytes: int) -> None:
     """Raise TooLarge if a rank needs more than `host_bytes`, instead of letting Linux kill processes when memory runs out."""
-    sizes = [((p.to_local() if isinstance(p, DTensor) else p).numel(), p.requires_grad) for p in network.parameters()]
+    sizes = [(local_part(p).numel(), p.requires_grad) for p in network.parameters()]
     held = sum(size for size, _ in sizes) // shards
     trained = sum(size for size, requires_grad in sizes if requires_grad) // shards
     needed = 4 * held + (recipe.optimizer.state_bytes(trained, len(sizes)) or 0)

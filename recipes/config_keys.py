@@ -60,15 +60,11 @@ SHARED = ("model", "data", "launch", "sweep")
 def with_defaults(config: dict[str, Any], sections: Iterable[str] = SHARED) -> dict[str, Any]:
     """Return a resolved configuration with the defaults of keys that config.yaml lacks because an older version wrote the file.
     Complete the top-level keys and the given sections."""
-    found = _completed(config, _defaults("", ""))
+    found = config | _defaults("", "") | config  # given keys come first and keep their values
     for name in sections:
         if isinstance(section := config.get(name), dict):
-            found[name] = _completed(section, _defaults(name, str(section.get("kind"))))
+            found[name] = section | _defaults(name, str(section.get("kind"))) | section
     return found
-
-
-def _completed(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    return section | {key: value for key, value in defaults.items() if key not in section}
 
 
 @lru_cache

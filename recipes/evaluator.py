@@ -52,7 +52,7 @@ def forward(recipe: Recipe, model: nn.Module, batches: Batches) -> Tensor:
     layout, pipeline = recipe.parallelism, network_of(model).pipeline
     with loss_parallel() if layout.splits_logits else nullcontext():
         if pipeline is not None:
-            mean: Tensor = pipeline.forward(batches)
+            mean: Tensor = pipeline.run(batches, forward_only=True)
             return mean
         total = torch.zeros((), dtype=torch.float64, device=batches[0][0].device)
         for batch in batches:

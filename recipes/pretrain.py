@@ -8,7 +8,7 @@ steps that assemble a run.
 
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import repeat
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.optim import Optimizer
@@ -34,7 +35,6 @@ from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, squared_
 from meshrunner.recipes.optim.optimizer import step_if_finite
 from meshrunner.recipes.parallelism.mesh import build_mesh, place
 from meshrunner.recipes.recipe import Recipe
-from meshrunner.recipes.stop import stop_agreement
 from meshrunner.recipes.weights.check import KEY, hugging_face_folder
 
 
@@ -114,17 +114,15 @@ def load(
     start = stored
     if stored is None and not hugging_face_folder(recipe.model):
         start = choose_checkpoint(recipe.model.weights, None, KEY)
-    if start is None:
-        return 0, Consumed(sequences=0, tokens=0)
-    from meshrunner.recipes.checkpoint.state_dict import restore
+    if start is not None:
+        from meshrunner.recipes.checkpoint.state_dict import restore
 
-    meter.doing("loading the checkpoint")
-    restore(start, model, optimizer if stored else None)
+        meter.doing("loading the checkpoint")
+        restore(start, model, optimizer if stored else None)
     if stored is None:
         return 0, Consumed(sequences=0, tokens=0)
-    step, consumed = stored.record.step, Consumed(stored.record.sequences, stored.record.tokens)
-    meter.resumed(step, consumed.tokens)
-    return step, consumed
+    meter.resumed(stored.record.step, stored.record.tokens)
+    return stored.record.step, Consumed(stored.record.sequences, stored.record.tokens)
 
 
 def train(
@@ -232,7 +230,7 @@ def backward(recipe: Recipe, model: nn.Module, batches: Batches) -> Tensor:
     split = loss_parallel if layout.splits_logits else nullcontext
     if pipeline is not None:
         with split():
-            mean: Tensor = pipeline.backward(batches)
+            mean: Tensor = pipeline.run(batches, forward_only=False)
         return mean
     total = torch.zeros((), device=batches[0][0].device)
     for i, batch in enumerate(batches, 1):
@@ -242,3 +240,17 @@ def backward(recipe: Recipe, model: nn.Module, batches: Batches) -> Tensor:
             loss.backward()
         total += to_plain(loss).detach()
     return total
+
+
+def stop_agreement(requested: Callable[[], bool]) -> Iterator[bool]:
+    """Yield a bool per step: whether to stop, so that a preempted run can save a checkpoint before it is killed. If `requested()`
+    is true on any rank, all ranks get True one step later. After every step, a rank reads the result of the previous step's
+    all-reduce, usually without waiting, and starts another."""
+    group = dist.new_group(backend="fake" if dist.get_backend() == "fake" else "gloo")
+    flag = torch.zeros(1, dtype=torch.int32)
+    while not flag.item():
+        flag.fill_(requested())
+        reduced = dist.all_reduce(flag, dist.ReduceOp.MAX, group=group, async_op=True)
+        yield False
+        reduced.wait()
+    yield True

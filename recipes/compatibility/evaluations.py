@@ -11,16 +11,10 @@ ROWS = [
         instead="another parallelism.pipeline_schedule, or eval=none",
     ),
     Conflict(
-        when=lambda r, p, d: r.eval.evaluates and p.plans_buffers,
+        when=lambda r, p, d: r.eval.evaluates and (p.plans_buffers or isinstance(p, MegatronFSDP)),
         where="eval",
-        reason="planned buffers need a backward after each forward, but an evaluation runs only the forward",
-        instead="parallelism.buffers=dynamic, or eval=none",
-    ),
-    Conflict(
-        when=lambda r, p, d: r.eval.evaluates and isinstance(p, MegatronFSDP),
-        where="eval",
-        reason="megatron_fsdp prepares in each forward for the backward that follows, but an evaluation runs only the forward",
-        instead="parallelism=fsdp2, or eval=none",
+        reason="planned buffers and megatron_fsdp need a backward after each forward, but an evaluation runs only the forward",
+        instead="parallelism=fsdp2 with parallelism.buffers=dynamic, or eval=none",
     ),
     Conflict(
         when=lambda r, p, d: r.eval.evaluates and r.compile.cuda_graph,

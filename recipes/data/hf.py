@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshrunner.recipes.data.columns import text_in
-from meshrunner.recipes.data.documents import SeparableText
+from meshrunner.recipes.data.documents import SeparableText, text_in
 from meshrunner.recipes.data.text import Position
 from meshrunner.recipes.errors import ConfigError
 

@@ -15,10 +15,6 @@ Part = Callable[[Tensor, int], Tensor]
 """(tensor with all tokens of some sequences, its token dimension) -> the part of the tensor that this rank holds."""
 
 
-def all_tokens(x: Tensor, dim: int) -> Tensor:
-    return x
-
-
 class Loader:
     """Loader of one data-parallel rank. A thread reads the sequences of the next step during the current step. Steps train on
     consecutive global batches, the first of which begins with sequence `first`. Each global batch is cut into `ranks` equal
@@ -33,7 +29,7 @@ class Loader:
         rank: int,
         ranks: int,
         device: torch.device,
-        own: Part = all_tokens,
+        own: Part,
         first: int = 0,
     ) -> None:
         assert 0 <= rank < ranks and global_batch % (ranks * micro_batch) == 0, (global_batch, micro_batch, rank, ranks)
@@ -82,7 +78,7 @@ class Loader:
         return rows.pin_memory()
 
 
-def micro_batches(rows: Tensor, micro_batch: int, own: Part = all_tokens) -> Batches:
+def micro_batches(rows: Tensor, micro_batch: int, own: Part) -> Batches:
     """Split sequences, [rows, seq_len + 1], into micro batches: pairs (tokens, targets), each [micro_batch, seq_len]. With
     context parallelism, `own` returns this rank's part of the tokens, so the results have fewer columns."""
     parts = rows.view(-1, micro_batch, rows.shape[1])

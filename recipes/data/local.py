@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError, from_json
 
-from meshrunner.recipes.data.columns import missing_column, text_in
-from meshrunner.recipes.data.documents import SeparableText
+from meshrunner.recipes.data.documents import SeparableText, missing_column, text_in
 from meshrunner.recipes.data.text import Position
 from meshrunner.recipes.errors import ConfigError
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar, Self
 from meshrunner.recipes.data import tokenizer as tokenizers
 from meshrunner.recipes.data.base import Data, DataSpec, Sequences
 from meshrunner.recipes.data.token_cache import CacheEntry, PackProgress, check_length
-from meshrunner.recipes.data.tokenizer_json import Tokenizer
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.option import AutoCount, whole
 from meshrunner.recipes.storage import replace_file
@@ -171,7 +170,7 @@ class PackedText(Data):
             raise ConfigError(self.no_text_message())
         return tokenizers.train_tokenizer(chain([first], texts), self._vocabulary(spec)), "the trained tokenizer"
 
-    def load_tokenizer(self, model: bytes, where: str) -> Tokenizer:
+    def load_tokenizer(self, model: bytes, where: str) -> tokenizers.Tokenizer:
         """Load a tokenizer, and drop its begin token unless `bos` is set. Raise ConfigError if `bos` is set but the tokenizer has
         no begin token."""
         tokenizer = tokenizers.load_tokenizer(model, where)
@@ -207,7 +206,7 @@ class PackedText(Data):
 def pack(
     entry: CacheEntry,
     documents: Iterator[tuple[str, Position]],
-    tokenizer: Tokenizer,
+    tokenizer: tokenizers.Tokenizer,
     progress: PackProgress,
     threads: int,
     spec: DataSpec,

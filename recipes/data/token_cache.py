@@ -1,6 +1,6 @@
 """The token cache. Each entry is a directory with a tokenizer, packed tokens and a progress record.
 
-    tokenizer.model   sentencepiece model, or JSON (see `tokenizer_json`)
+    tokenizer.model   sentencepiece model, or JSON (see `tokenizer`)
     tokens.bin        documents, each with its begin token (if any) and end token, little-endian uint16 or uint32, append-only
     progress.json     valid length of tokens.bin, checksums, position in the source; replaced atomically, after tokens.bin
     .lock             locked (flock) by the one process that writes the entry

@@ -17,6 +17,8 @@ class HeldOut(NamedTuple):
     data: Data
     spec: DataSpec
     global_batch: int
+    sequences: int
+    """Value of `eval.sequences`. `spec.held_out` is this number rounded up to whole global batches."""
 
     def global_batches(self, sequences: Sequences) -> int:
         """Return the number of global batches to evaluate. Raise ConfigError if the text is shorter than one global batch."""
@@ -29,6 +31,19 @@ class HeldOut(NamedTuple):
                 f"{self.global_batch}; raise eval.share, or set eval.data to a longer text"
             )
         return found // self.global_batch
+
+    def remark(self, sequences: Sequences) -> str | None:
+        """Return a warning if the run evaluates another number of sequences than the configuration asks for, else None."""
+        found = self.global_batches(sequences) * self.global_batch
+        if found < self.sequences:
+            return (
+                f"eval.sequences: the held-out text is enough for {found} of {self.sequences} sequences (whole global batches "
+                f"of {self.global_batch}); raise eval.share or set eval.data to evaluate more"
+            )
+        if found > self.sequences:
+            multiple = f"a multiple of the global batch of {self.global_batch}"
+            return f"eval.sequences: {self.sequences} is rounded up to {found}, {multiple}"
+        return None
 
 
 class Evaluation(Option):
@@ -62,10 +77,6 @@ class Evaluation(Option):
         """Return whether to evaluate after a step."""
         return False
 
-    def remark(self, held_out: HeldOut, sequences: Sequences) -> str | None:
-        """Return a warning if the run evaluates another number of sequences than the configuration asks for, else None."""
-        return None
-
 
 class NoEvaluation(Evaluation):
     """No evaluation."""
@@ -98,20 +109,7 @@ class HeldOutLoss(Evaluation):
     def held_out(self, data: Data, spec: DataSpec, global_batch: int) -> HeldOut:
         number = -(-self.sequences // global_batch) * global_batch
         source = data if self.data is None else self.data
-        return HeldOut(source.for_evaluation(data, spec), spec._replace(held_out=number), global_batch)
+        return HeldOut(source.for_evaluation(data, spec), spec._replace(held_out=number), global_batch, self.sequences)
 
     def due(self, step: int, last_step: int) -> bool:
         return step % self.every == 0 or step == last_step
-
-    def remark(self, held_out: HeldOut, sequences: Sequences) -> str | None:
-        found, batch = held_out.global_batches(sequences) * held_out.global_batch, held_out.global_batch
-        if found < self.sequences:
-            return (
-                f"eval.sequences: the held-out text is enough for {found} of {self.sequences} sequences (whole global batches "
-                f"of {batch}); raise eval.share or set eval.data to evaluate more"
-            )
-        if found > self.sequences:
-            return (
-                f"eval.sequences: {self.sequences} is rounded up to {found}, a multiple of the global batch of {batch}"
-            )
-        return None

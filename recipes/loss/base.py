@@ -27,18 +27,6 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
-def cross_entropy_with_z(z: float) -> SummedLoss:
-    """Return a function with the value of `cross_entropy`, but the gradient of `cross_entropy` + z x log(Z)^2, summed over the
-    tokens. Z is the sum of exp(logit) over the vocabulary (Chowdhery et al. 2022, section 5)."""
-    from meshrunner.recipes.loss.z_loss import squared_log_z
-
-    def summed(logits: Tensor, targets: Tensor) -> Tensor:
-        logits = logits.float()  # one fp32 copy for both terms
-        return with_gradient_of(cross_entropy(logits, targets), z * squared_log_z(logits, targets))
-
-    return summed
-
-
 def with_gradient_of(loss: Tensor, other: Tensor | None) -> Tensor:
     """Return a 0-d tensor with the value of `loss`, but the gradient of `loss + other`."""
     return loss if other is None else to_plain(loss) + (other - other.detach())
@@ -63,8 +51,18 @@ class Loss(Option):
     """Weight of the z-loss, the mean of log(Z)^2. Z is the sum of exp(logit). train/loss does not include the z-loss."""
 
     def summed(self) -> SummedLoss:
-        """Return the function that the loss sums over tokens."""
-        return cross_entropy_with_z(self.z) if self.z else cross_entropy
+        """Return the function that sums the token losses. Its gradient, but not its value, includes the z-loss if `z` is set."""
+        if not self.z:
+            return cross_entropy
+        from meshrunner.recipes.loss.z_loss import squared_log_z
+
+        z = self.z
+
+        def with_z_loss(logits: Tensor, targets: Tensor) -> Tensor:
+            logits = logits.float()  # one fp32 copy for both terms
+            return with_gradient_of(cross_entropy(logits, targets), z * squared_log_z(logits, targets))
+
+        return with_z_loss
 
     def install(self, output: nn.Module | None, summed: SummedLoss) -> LossFunction:
         """Return the loss function. Call `install` before FSDP wraps the network, because `install` may modify `output`."""

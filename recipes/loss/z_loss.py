@@ -1,4 +1,4 @@
-"""The z-loss keeps the logarithm of the softmax's denominator near 0, so that logits do not drift (Chowdhery et al. 2022)."""
+"""The z-loss keeps log(Z), Z = sum of exp(logit), near 0, so that logits do not drift (Chowdhery et al. 2022, section 5)."""
 
 import torch
 from torch import Tensor

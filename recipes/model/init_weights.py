@@ -85,8 +85,7 @@ class Initialiser:
     @torch.no_grad()
     def _initialise(self, name: str, parameter: nn.Parameter) -> None:
         initial = self.network.initial(name)
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        own = own_indices(parameter)
+        local, own = local_part(parameter), own_indices(parameter)
         if self.read is not None:
             self.read(name, own, local)
         elif self.network.is_stack(name):
@@ -105,6 +104,11 @@ def narrowed(value: Tensor, own: list[range]) -> Tensor:
     for dim, indices in enumerate(own):
         value = value.narrow(dim, indices.start, len(indices))
     return value
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, or a plain tensor unchanged."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def own_indices(parameter: Tensor) -> list[range]:

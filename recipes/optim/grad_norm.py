@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from meshrunner.recipes.model.init_weights import local_part
 
 
 class Trainable(NamedTuple):
@@ -24,7 +25,7 @@ class Trainable(NamedTuple):
 def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
     """Return this rank's gradient shards. Parameters without a gradient, such as some empty shards, are left out."""
     gradients = (each.parameter.grad for each in trained)
-    return [g.to_local() if isinstance(g, DTensor) else g for g in gradients if g is not None]
+    return [local_part(g) for g in gradients if g is not None]
 
 
 @torch.no_grad()

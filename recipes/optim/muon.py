@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from meshrunner.recipes.model.init_weights import narrowed, own_indices
+from meshrunner.recipes.model.init_weights import local_part, narrowed, own_indices
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the iteration: singular values x become a x + b x^3 + c x^5. Repeated, this moves all of them close to 1."""
@@ -46,7 +46,7 @@ class MuonAdamW(torch.optim.AdamW):
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
-        gradient, mean, weight = map(_local, (parameter.grad, state["momentum_buffer"], parameter))
+        gradient, mean, weight = map(local_part, (parameter.grad, state["momentum_buffer"], parameter))
         if skipped is not None:  # with the mean itself as the gradient, the mean stays unchanged
             gradient = torch.where(skipped.to(torch.bool), mean, gradient)
             lr, decay = lr * (1 - skipped), decay * (1 - skipped)
@@ -59,10 +59,6 @@ class MuonAdamW(torch.optim.AdamW):
         # An orthogonal matrix has entries of root mean square 1 / sqrt(longer side); AdamW's updates have about 0.2.
         scale = 0.2 * math.sqrt(max(parameter.shape[-2:]))
         weight.mul_(1 - decay).sub_(update.float() * (lr * scale))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _whole(shard: Tensor, parameter: Tensor) -> Tensor:

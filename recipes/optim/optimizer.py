@@ -101,15 +101,12 @@ class Muon(AdamW):
     orthogonalised momentum, scaled so that AdamW's learning rate fits (Liu et al. 2025). AdamW updates all other parameters."""
 
     gathers_matrices: ClassVar[bool] = True
+    capturable: ClassVar[bool] = False
 
     momentum: float = Field(ge=0, lt=1)
     """Decay rate of the running mean of a matrix's gradient."""
     iteration_dtype: Literal["bf16", "fp32"]
     """dtype in which matrices are gathered and orthogonalised. bf16: faster; fp32: layouts agree better."""
-
-    @property
-    def capturable(self) -> bool:
-        return False
 
     def state_bytes(self, elements: int, tensors: int) -> int | None:
         return None  # the number of matrices is unknown

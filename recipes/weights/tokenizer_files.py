@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.text import PackedText
-from meshrunner.recipes.data.tokenizer import load_sentencepiece, read_model
-from meshrunner.recipes.data.tokenizer_json import BEGINNING, CONFIG, FILE, Tokenizer, located
+from meshrunner.recipes.data.tokenizer import BEGINNING, CONFIG, FILE, Tokenizer, load_sentencepiece, locate, read_model
 from meshrunner.recipes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def tokenizer_files(data: PackedText, spec: DataSpec, sha256: str | None) -> tup
         raise ConfigError("data.tokenizer has changed since this run trained")
     tokenizer = data.load_tokenizer(model, data.tokenizer or str(cached))
     if model.startswith(BEGINNING):
-        file = located(str(data.tokenizer))
+        file = locate(str(data.tokenizer))
         return tokenizer, {name: file.with_name(name).read_bytes() for name in (FILE, CONFIG)}
     processor = load_sentencepiece(model, "")
     library = equivalent(processor, tokenizer.bos)

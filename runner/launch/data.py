@@ -36,7 +36,7 @@ def prepare_data(
             yield
             return
         with _prepared(held_out.data, held_out.spec, run_dir / EVAL_DATA_LOG, doing):
-            if remark := experiment.eval.remark(held_out, held_out.data.open(held_out.spec)):
+            if remark := held_out.remark(held_out.data.open(held_out.spec)):
                 warn(remark)
             yield
 

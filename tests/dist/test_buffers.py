@@ -22,6 +22,7 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.loss import chunked as chunked_loss
+from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.parallelism.buffers import buffer_pool
 from meshrunner.recipes.parallelism.buffers.buffer_pool import BufferPool, pools_of
 from meshrunner.recipes.parallelism.mesh import build_mesh
@@ -58,8 +59,9 @@ class Run:
     def steps(self, count: int, first: int = 1) -> list[tuple[float, float, float | None]]:
         """Return this rank's loss, the gradient norm, and the number of allocated buffers of every step."""
         total, _ = self.recipe.accumulation(self.degrees.data)
+        own = network_of(self.model).own
         size = {"global_batch": total, "micro_batch": self.recipe.micro_batch}
-        loader = Loader(self.sequences, **size, **self.ranks, device=CPU, first=(first - 1) * total)
+        loader = Loader(self.sequences, **size, **self.ranks, device=CPU, own=own, first=(first - 1) * total)
         found = []
         for _ in range(count):
             batches = loader.next()

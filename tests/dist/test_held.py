@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from meshrunner.recipes.assembly import assemble
 from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.data.loader import Loader
+from meshrunner.recipes.model.network import network_of
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.parallelism.unit_sizes import local_parameters
 from meshrunner.recipes.pretrain import backward
@@ -73,6 +74,7 @@ def measured(overrides: tuple[str, ...]) -> tuple[int, int, int]:
         rank=mesh.get_rank() // degrees.tensor,
         ranks=degrees.data,
         device=torch.device("cpu"),
+        own=network_of(model).own,
     )
     backward(recipe, model, loader.next())
     loader.close()

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from meshrunner.recipes.model.context import Context
 from meshrunner.recipes.model.hybrid import mamba_kernel
 from meshrunner.recipes.model.hybrid.hybrid import MambaConfig
+from meshrunner.recipes.model.init_weights import local_part
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles
 from meshrunner.recipes.model.transformer import rms_norm
 
@@ -65,7 +65,7 @@ class CausalConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve over the sequence. x: [batch, seq, channels], with only this rank's channels under tensor parallelism."""
-        weight, bias = _local(self.weight), _local(self.bias)
+        weight, bias = local_part(self.weight), local_part(self.bias)
         # In some versions of causal_conv1d, the weight gradient is not deterministic.
         if self.fused and weight.shape[0] % 8 == 0 and not torch.are_deterministic_algorithms_enabled():
             return mamba_kernel.convolution(x, weight, bias)
@@ -133,8 +133,8 @@ class Scan(nn.Module):
         x, b, c = self.conv_x(x), self.conv_b(b), self.conv_c(c)
         x = x.view(*x.shape[:2], -1, config.head_dim)  # [batch, seq, heads, head_dim]
         b, c = (part.view(*part.shape[:2], -1, config.state) for part in (b, c))  # [batch, seq, groups, state]
-        dt = F.softplus(_at_least_fp32(dt) + _at_least_fp32(_local(self.dt_bias)))
-        a, d = -_at_least_fp32(_local(self.a_log)).exp(), _local(self.d)
+        dt = F.softplus(_at_least_fp32(dt) + _at_least_fp32(local_part(self.dt_bias)))
+        a, d = -_at_least_fp32(local_part(self.a_log)).exp(), local_part(self.d)
         if config.kernel == "fused":
             y = mamba_kernel.scan(x, dt, a, b, c, d, config.chunk)
         else:
@@ -144,7 +144,7 @@ class Scan(nn.Module):
         # Apply a gated RMSNorm to each group separately, because tensor parallelism does not split groups.
         y, width = y.flatten(2), self.norm.shape[0] // config.groups
         groups = (y * F.silu(z)).view(*y.shape[:-1], -1, width)
-        return rms_norm(groups, None, self.norm_eps).flatten(2) * _local(self.norm).to(y.dtype)
+        return rms_norm(groups, None, self.norm_eps).flatten(2) * local_part(self.norm).to(y.dtype)
 
 
 def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
@@ -197,7 +197,3 @@ def _decays(to: Tensor, since: Tensor, *, strictly: bool = False) -> Tensor:
 
 def _at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

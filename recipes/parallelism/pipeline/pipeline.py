@@ -39,15 +39,9 @@ class Pipeline:
         """Bytes that neighbouring stages exchange for a micro batch, in each direction."""
         return math.prod(self._shape) * self._dtype.itemsize
 
-    def backward(self, batches: Batches) -> Tensor:
-        """Accumulate gradients of the mean loss over all micro batches. Return this loss; 0 if the rank lacks the last stage."""
-        return self._run(batches, forward_only=False)
-
-    def forward(self, batches: Batches) -> Tensor:
-        """Return the result of `backward` without computing gradients."""
-        return self._run(batches, forward_only=True)
-
-    def _run(self, batches: Batches, *, forward_only: bool) -> Tensor:
+    def run(self, batches: Batches, *, forward_only: bool) -> Tensor:
+        """Return the mean loss over all micro batches; 0 if the rank lacks the last stage. Accumulate the gradients of the mean
+        loss unless `forward_only` is true."""
         tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         if self._schedule is None:
             self._schedule = self._build(batches)

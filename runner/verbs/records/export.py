@@ -16,7 +16,7 @@ from meshrunner.runner.commands.parser import parse
 from meshrunner.runner.console import naming, one_line, say, shown, warn
 
 if TYPE_CHECKING:
-    from meshrunner.recipes.data.tokenizer_json import Tokenizer
+    from meshrunner.recipes.data.tokenizer import Tokenizer
     from meshrunner.runner.config.experiment import Experiment
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}

@@ -237,7 +237,7 @@ def saved_in_training_and_in_trace(model: str) -> tuple[list[Any], list[Any]]:
     network.reset_buffers()
     network.loss = lambda output, hidden, *_: hidden.float().sum()
     ((tokens, targets),) = micro_batches(
-        torch.ones(recipe.micro_batch, recipe.seq_len + 1, dtype=int), recipe.micro_batch
+        torch.ones(recipe.micro_batch, recipe.seq_len + 1, dtype=int), recipe.micro_batch, network.own
     )
     with torch.autocast("cpu", torch.bfloat16):
         network(tokens, targets)

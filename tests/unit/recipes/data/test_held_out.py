@@ -98,12 +98,11 @@ def test_number_of_sequences_is_rounded_to_global_batches_and_limited_by_the_tex
     data.produce(spec)
 
     def judged(batch: int, **changes: Any) -> tuple[int, str | None]:
-        settings = evaluation(data=own, **changes)
-        held_out = settings.held_out(data, spec, batch)
+        held_out = evaluation(data=own, **changes).held_out(data, spec, batch)
         if held_out.data.prepare(held_out.spec):
             held_out.data.produce(held_out.spec)
         sequences = held_out.data.open(held_out.spec)
-        return held_out.global_batches(sequences), settings.remark(held_out, sequences)
+        return held_out.global_batches(sequences), held_out.remark(sequences)
 
     assert judged(2, sequences=4) == (2, None)
     batches, remark = judged(3, sequences=4)

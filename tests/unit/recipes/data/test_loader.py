@@ -37,8 +37,8 @@ class Recorded(RandomSequences):
 
 
 def loader(sequences: Any, **changes: Any) -> Loader:
-    arguments = {"global_batch": 24, "micro_batch": 2, "rank": 0, "ranks": 1, "device": CPU} | changes
-    return Loader(sequences, **arguments)
+    arguments = {"global_batch": 24, "micro_batch": 2, "rank": 0, "ranks": 1, "device": CPU, "own": lambda x, _: x}
+    return Loader(sequences, **arguments | changes)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
