@@ -32,8 +32,8 @@ def export(arguments: list[str]) -> int:
         raise ConfigError(f"export: {out} exists already; choose another folder")
     stored = _newest_intact(given.run)
 
-    from meshrunner.recipes.weights.config_json import config_of
     from meshrunner.recipes.weights.export import write_weights
+    from meshrunner.recipes.weights.hugging_face import config_of
     from meshrunner.runner.config.experiment import check
 
     experiment, dtype = check(stored.record.config), DTYPES[given.dtype]

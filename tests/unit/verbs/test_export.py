@@ -23,9 +23,9 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.storage import checksum
-from meshrunner.recipes.weights.config_json import config_of
 from meshrunner.recipes.weights.export import write_weights
 from meshrunner.recipes.weights.files import stored_tensors
+from meshrunner.recipes.weights.hugging_face import config_of
 from meshrunner.runner.rundir import Summary
 from meshrunner.runner.verbs.records.export import export
 from tests.composed import experiment, option
