@@ -15,16 +15,11 @@ from meshrunner.recipes.model.base import clean_name
 from meshrunner.recipes.model.network import Initial, Network
 
 
-def parameter_seed(seed: int, name: str) -> int:
-    """Derive a 63-bit seed from the run's seed and the parameter's name."""
-    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
 def initial_value(name: str, shape: torch.Size, initial: Initial, seed: int, device: torch.device) -> Tensor:
     """Draw the full initial value of a parameter in fp32."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     generator = torch.Generator("cpu" if device.type == "meta" else device)
-    return initial.draw(shape, generator.manual_seed(parameter_seed(seed, name)), device)
+    return initial.draw(shape, generator.manual_seed(int.from_bytes(digest, "little") >> 1), device)  # 63 bits
 
 
 Read = Callable[[str, list[range], Tensor], None]
