@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 from meshrunner.recipes.checkpoint.on_disk import StoredCheckpoint
 from meshrunner.recipes.errors import ConfigError
 from meshrunner.recipes.model.base import clean_name
-from meshrunner.recipes.model.network import Network
+from meshrunner.recipes.model.network import network_of
 
 State = dict[str, dict[str, Any]]
 """`model`: name -> tensor; `optimizer`: name -> {"exp_avg": tensor, ...}. Names are parameter names of the unwrapped network.
@@ -30,7 +30,7 @@ State = dict[str, dict[str, Any]]
 
 def get_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """Return a model's and optimizer's state: tensors to save, or to load a checkpoint into. All ranks must call `get_state`."""
-    outliers = next((each.outliers for each in model.modules() if isinstance(each, Network)), None)
+    outliers = network_of(model).outliers
     others = {} if outliers is None else {"outliers": outliers.state}
     if patch_if_needed(model):
         return _get_fsdp1_state(model, optimizer) | others

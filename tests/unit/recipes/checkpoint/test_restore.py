@@ -13,13 +13,14 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from meshrunner.recipes.checkpoint.on_disk import METADATA, StoredCheckpoint
 from meshrunner.recipes.checkpoint.state_dict import restore
 from meshrunner.recipes.errors import ConfigError
+from tests.composed import SMALL, experiment
 
 DAMAGED: list[bytes] = [
     b"",
     b"garbage",
     pickle.dumps({"state_dict_metadata": {}}),
     pickle.dumps(Metadata(3)),  # type: ignore[arg-type]
-    pickle.dumps(Metadata({"model.weight": BytesStorageMetadata()})),
+    pickle.dumps(Metadata({"model.norm.weight": BytesStorageMetadata()})),
 ]
 
 
@@ -27,6 +28,6 @@ DAMAGED: list[bytes] = [
 @pytest.mark.parametrize("content", DAMAGED)
 def test_unreadable_metadata_is_a_config_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / METADATA).write_bytes(content)
-    model, unrecorded = torch.nn.Linear(2, 2), cast(Any, None)
+    model, unrecorded = experiment(*SMALL).model.build(8), cast(Any, None)
     with pytest.raises(ConfigError, match="does not fit this model and optimizer: rank 0: "):
         restore(StoredCheckpoint(tmp_path, unrecorded), model, torch.optim.SGD(model.parameters()))
