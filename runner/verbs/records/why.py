@@ -35,8 +35,8 @@ def why(arguments: list[str]) -> int:
     names = [row_name(keys.of(each.counted[0]), keys.names) for each in (base, row)]
     if names[0] == names[1]:
         names = [str(given.baseline), str(given.row)]
-    found, memory = _explained(base, row, (names[0], names[1]))
-    _print(found, memory, as_json=given.json)
+    both = names[0], names[1]
+    _print(explain(base, row, both), explain_memory(base, row, both), as_json=given.json)
     return 0
 
 
@@ -69,13 +69,9 @@ def reasons(comparison: Comparison) -> Iterator[str]:
         if against:
             names = (comparison.name(against.row), comparison.name(row))
             try:
-                yield from _sentences(*_explained(against.row, row, names))
+                yield from _sentences(explain(against.row, row, names), explain_memory(against.row, row, names))
             except ConfigError as error:
                 yield str(error)
-
-
-def _explained(base: Row, row: Row, names: tuple[str, str]) -> tuple[Difference, MemoryDifference | None]:
-    return explain(base, row, names), explain_memory(base, row, names)
 
 
 def _sentences(found: Difference, memory: MemoryDifference | None) -> list[str]:
