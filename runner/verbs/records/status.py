@@ -15,9 +15,6 @@ from meshrunner.runner.launch.progress import PROGRESS, RECENT, SPEED, progress_
 from meshrunner.runner.rundir import StepRow, last_rows, run_labels
 from meshrunner.runner.slurm.client import job_id, jobs
 
-UNREADABLE = ("damaged", "missing")
-"""States in which the files of a run cannot be read, so that its figures are unknown."""
-
 
 def status(arguments: list[str]) -> int:
     """Print a row for each run in the given directories. Raise ConfigError if a directory has no runs."""
@@ -64,7 +61,7 @@ def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 def _cells(run: Run, speed: str) -> list[str]:
     """Return a run's state, completed steps, `speed`, memory and time left. Read the event log of a run that has not ended."""
-    if run.state in UNREADABLE:
+    if run.state in ("damaged", "missing"):  # its files cannot be read, so its figures are unknown
         return [run.state] + [UNKNOWN] * (len(PROGRESS) - 1)
     done = run.summary.steps
     rows = [StepRow(run.figures | {"step": done})] if done else []
