@@ -18,7 +18,7 @@ from meshrunner.recipes.parallelism.mesh import context_group, data_groups, spli
 from meshrunner.recipes.parallelism.pipeline.stages import ranges
 from meshrunner.recipes.parallelism.wrap_policy import WrapPlan
 from meshrunner.recipes.recipe import Recipe
-from meshrunner.recipes.weights.read import reader
+from meshrunner.recipes.weights.initial import reader
 
 
 def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn.Module, list[Trainable], int]:

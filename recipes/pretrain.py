@@ -35,7 +35,7 @@ from meshrunner.recipes.optim.grad_norm import Trainable, clip_by_norm, squared_
 from meshrunner.recipes.optim.optimizer import step_if_finite
 from meshrunner.recipes.parallelism.mesh import build_mesh, place
 from meshrunner.recipes.recipe import Recipe
-from meshrunner.recipes.weights.check import KEY, hugging_face_folder
+from meshrunner.recipes.weights.initial import KEY, hugging_face_folder
 
 
 class Prepared(NamedTuple):

@@ -4,7 +4,7 @@ from meshrunner.recipes.compatibility.conflict import Conflict
 from meshrunner.recipes.model.hybrid.hybrid import only_atomic_sums
 from meshrunner.recipes.parallelism.fsdp2 import FSDP2
 from meshrunner.recipes.parallelism.megatron_fsdp import MegatronFSDP
-from meshrunner.recipes.weights.check import loads_checkpoint
+from meshrunner.recipes.weights.initial import loads_checkpoint
 
 ROWS = [
     Conflict(

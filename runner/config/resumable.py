@@ -9,7 +9,7 @@ from meshrunner.recipes.checkpoint.on_disk import FOLDER, Record, StoredCheckpoi
 from meshrunner.recipes.config_keys import affected_by, differences, flatten, with_defaults
 from meshrunner.recipes.errors import ConfigError, Incompatible, NotImported
 from meshrunner.recipes.option import Affects
-from meshrunner.recipes.weights.check import check_weights
+from meshrunner.recipes.weights.initial import check_weights
 from meshrunner.runner.config.consistency import fit
 from meshrunner.runner.config.experiment import Experiment, check
 from meshrunner.runner.config.validation import listed

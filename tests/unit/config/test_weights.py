@@ -16,7 +16,7 @@ import pytest
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.recipes.model.llama import Llama
-from meshrunner.recipes.weights.check import check_weights
+from meshrunner.recipes.weights.initial import check_weights
 from meshrunner.recipes.weights.names import counterparts, family
 from meshrunner.runner import cli
 from meshrunner.runner.config.consistency import fit
@@ -232,7 +232,7 @@ def test_checking_weights_imports_nothing_heavy() -> None:
     script = (
         "import sys; from meshrunner.runner.config.compose import Composer; "
         "from meshrunner.runner.config.experiment import check; "
-        "from meshrunner.recipes.weights.check import check_weights; "
+        "from meshrunner.recipes.weights.initial import check_weights; "
         f"check_weights(check(Composer('run', ['model=hf', 'model.path={saved('qwen3_moe')}', 'data=random'])"
         ".single_run().config)); "
         "print([name for name in ('torch', 'safetensors', 'numpy', 'transformers') if name in sys.modules])"

@@ -1,8 +1,12 @@
-"""Check the initial weights of a run before anything starts. This module imports neither torch nor safetensors."""
+"""Check the initial weights of a run before anything starts, and read them for each shard. Checking imports neither torch nor
+safetensors."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from meshrunner.recipes.checkpoint.on_disk import holds_checkpoints, named_checkpoints
 from meshrunner.recipes.config_keys import differences, with_defaults
@@ -12,6 +16,11 @@ from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.recipes.weights.files import has_weights, stored_tensors
 from meshrunner.recipes.weights.names import counterparts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from meshrunner.recipes.model.init_weights import Read
 
 KEY = "model.weights"
 DTYPES = ("F64", "F32", "F16", "BF16")
@@ -76,3 +85,32 @@ def _check_tensors(model: Model, folder: Path) -> None:
 def _is_ignored(name: str, model: Llama) -> bool:
     """Whether a network computes a tensor or shares it, although some folders hold it."""
     return name.endswith(".rotary_emb.inv_freq") or (model.tie_embeddings and name == "lm_head.weight")
+
+
+def reader(model: Model) -> Read | None:
+    """Return a function that reads from the Hugging Face folder that `model.weights` names; None if it names no folder."""
+    folder = hugging_face_folder(model)
+    if folder is None:
+        return None
+    assert isinstance(model, Llama)
+    parameters, stored = counterparts(model), cache(partial(stored_tensors, folder))
+
+    def read(name: str, part: list[range], target: Tensor) -> None:
+        from safetensors import safe_open
+
+        if target.is_meta:
+            return
+        tensors, _, stack = parameters[name]
+        numbers, *inside = part if stack else (range(1), *part)
+        index = tuple(slice(each.start, each.stop) for each in inside)
+        with ExitStack() as opened:
+            # Files are closed after each parameter, because mapped pages count as the process's memory.
+            opener = cache(lambda file: opened.enter_context(safe_open(file, framework="pt")))
+            for number in numbers:
+                values = opener(stored()[tensors[number]].file).get_slice(tensors[number])
+                if stack:
+                    target[number - numbers.start].copy_(values[index[::-1]].T)
+                else:
+                    target.copy_(values[index])
+
+    return read
