@@ -1,11 +1,18 @@
-"""Read and write the config.json of a Hugging Face folder. The option `model=hf` takes the shapes of a model from it. When a
-configuration is composed, an ordinary option replaces this option, so that a run can be resumed and compared without the folder.
-This module imports neither torch nor safetensors."""
+"""A model in the form of a Hugging Face folder: config.json and the names of tensors. This module imports neither torch nor
+safetensors.
+
+The option `model=hf` takes a model's shapes from config.json. When a configuration is composed, an ordinary option replaces this
+option, so that a run can be resumed and compared without the folder.
+
+Linear weights have the same layout in a network and in a folder: [out, in]. A stack of experts, [experts, in, out], is one tensor
+per expert in a folder, [out, in], so each tensor is the transpose of one matrix of the stack.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from meshrunner.recipes.config_keys import differences, flatten, with_value
 from meshrunner.recipes.errors import ConfigError
@@ -13,7 +20,6 @@ from meshrunner.recipes.model.base import Flops, Model
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.option import Affects
 from meshrunner.recipes.weights.files import CONFIG, has_weights, read_json
-from meshrunner.recipes.weights.names import family
 
 if TYPE_CHECKING:
     from meshrunner.recipes.model.network import Network
@@ -36,6 +42,17 @@ SCALING = {
     **{key: key for key in ("factor", "low_freq_factor", "high_freq_factor")},
     "original_seq_len": "original_max_position_embeddings",
 }
+
+
+class Counterpart(NamedTuple):
+    """The tensors of a Hugging Face folder that hold the values of one parameter."""
+
+    tensors: tuple[str, ...]
+    """Names of the tensors: one tensor, or one per expert if the parameter is a stack."""
+    shape: tuple[int, ...]
+    """Shape of each tensor in the folder."""
+    stack: bool = False
+    """Whether the parameter is a stack, whose matrices are the transposed tensors."""
 
 
 class HuggingFace(Model):
@@ -186,3 +203,62 @@ def _refuse_lost_keys(model: Llama, config: dict[str, Any]) -> None:
             raise ConfigError(
                 f"export: {config['model_type']}, the nearest family, has no equivalent of model.{key}={value}"
             )
+
+
+def family(model: Llama) -> str:
+    """Return the `model_type` in config.json of the family whose names the model's parameters have."""
+    if model.routed is not None:
+        return "qwen3_moe" if model.qk_norm else "mixtral"
+    if model.qk_norm:
+        return "qwen3"
+    return "qwen2" if model.qkv_bias else "llama"
+
+
+def counterparts(model: Llama) -> dict[str, Counterpart]:
+    """Return the counterpart of each parameter, in the order of the network's parameters, keyed by the parameter's name. A tied
+    output projection is not a parameter."""
+    embedding = model.vocab_size, model.dim
+    found = {"tok_embeddings.weight": Counterpart(("model.embed_tokens.weight",), embedding)}
+    for layer in range(model.n_layers):
+        inside, is_dense = f"model.layers.{layer}", model.routed is None or layer < model.first_blocks
+        for name, theirs, shape in _block_tensors(model, is_dense):
+            found[f"layers.{layer}.{name}"] = Counterpart((f"{inside}.{theirs}",), shape)
+        for name, counterpart in () if is_dense else _expert_tensors(model, inside):
+            found[f"layers.{layer}.{name}"] = counterpart
+    found["norm.weight"] = Counterpart(("model.norm.weight",), (model.dim,))
+    if not model.tie_embeddings:
+        found["output.weight"] = Counterpart(("lm_head.weight",), embedding)
+    return found
+
+
+def _block_tensors(model: Llama, is_dense: bool) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield (name here, name in the folder, shape) of a block's parameters except router and experts."""
+    queries, keys = model.n_heads * model.head_width, model.n_kv_heads * model.head_width
+    yield "attention_norm.weight", "input_layernorm.weight", (model.dim,)
+    for letter, width in {"q": queries, "k": keys, "v": keys}.items():
+        yield f"attention.w{letter}.weight", f"self_attn.{letter}_proj.weight", (width, model.dim)
+        if model.qkv_bias:
+            yield f"attention.w{letter}.bias", f"self_attn.{letter}_proj.bias", (width,)
+    yield "attention.wo.weight", "self_attn.o_proj.weight", (model.dim, queries)
+    if model.qk_norm:
+        for letter in "qk":
+            yield f"attention.{letter}_norm.weight", f"self_attn.{letter}_norm.weight", (model.head_width,)
+    yield "ffn_norm.weight", "post_attention_layernorm.weight", (model.dim,)
+    for name, theirs, shape in _swiglu(model.dim, model.ffn_dim) if is_dense else ():
+        yield f"feed_forward.{name}.weight", f"mlp.{theirs}.weight", shape
+
+
+def _expert_tensors(model: Llama, inside: str) -> Iterator[tuple[str, Counterpart]]:
+    assert model.routed is not None
+    number, mixtral = model.routed.number, family(model) == "mixtral"
+    folder = f"{inside}.{'block_sparse_moe' if mixtral else 'mlp'}"
+    yield "feed_forward.router.weight", Counterpart((f"{folder}.gate.weight",), (number, model.dim))
+    for name, theirs, shape in _swiglu(model.dim, model.routed.ffn_dim):
+        last = name if mixtral else theirs
+        tensors = tuple(f"{folder}.experts.{expert}.{last}.weight" for expert in range(number))
+        yield f"feed_forward.experts.{name}", Counterpart(tensors, shape, stack=True)
+
+
+def _swiglu(dim: int, ffn_dim: int) -> list[tuple[str, str, tuple[int, int]]]:
+    into, out = (ffn_dim, dim), (dim, ffn_dim)
+    return [("w1", "gate_proj", into), ("w3", "up_proj", into), ("w2", "down_proj", out)]

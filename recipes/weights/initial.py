@@ -15,7 +15,7 @@ from meshrunner.recipes.model.base import Model
 from meshrunner.recipes.model.llama import Llama
 from meshrunner.recipes.recipe import Recipe
 from meshrunner.recipes.weights.files import has_weights, stored_tensors
-from meshrunner.recipes.weights.names import counterparts
+from meshrunner.recipes.weights.hugging_face import counterparts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,13 +66,15 @@ def _check_tensors(model: Model, folder: Path) -> None:
         raise ConfigError(f"kind={model.kind} has no form in Hugging Face folders; use a run directory or a checkpoint")
     stored = stored_tensors(folder)
     shapes = {name: each.shape for each in counterparts(model).values() for name in each.tensors}
+    # Some folders also hold tensors that a network shares or computes.
+    shared = ["lm_head.weight"] if model.tie_embeddings else []
     wrong = [f"lacks {name}" for name in shapes if name not in stored]
     for name, (_, dtype, shape) in stored.items():
         if name in shapes and shape != shapes[name]:
             wrong.append(f"has {name} with shape {list(shape)}, but the model needs {list(shapes[name])}")
         elif name in shapes and dtype not in DTYPES:
             wrong.append(f"has {name} with dtype {dtype}, but quantised weights are not supported")
-        elif name not in shapes and not _is_ignored(name, model):
+        elif name not in shapes and name not in shared and not name.endswith(".rotary_emb.inv_freq"):
             wrong.append(f"has {name}, which the model lacks")
     if wrong:
         others = f" (tensors that differ: {len(wrong)})" if len(wrong) > 1 else ""
@@ -80,11 +82,6 @@ def _check_tensors(model: Model, folder: Path) -> None:
             "model=hf model.path=FOLDER takes the shapes from FOLDER/config.json, which must belong to the same model"
         )
         raise ConfigError(f"{folder} {wrong[0]}{others}; {hint}")
-
-
-def _is_ignored(name: str, model: Llama) -> bool:
-    """Whether a network computes a tensor or shares it, although some folders hold it."""
-    return name.endswith(".rotary_emb.inv_freq") or (model.tie_embeddings and name == "lm_head.weight")
 
 
 def reader(model: Model) -> Read | None:

@@ -17,8 +17,8 @@ from meshrunner.recipes.data.base import DataSpec
 from meshrunner.recipes.model.init_weights import Initialiser
 from meshrunner.recipes.parallelism.mesh import build_mesh
 from meshrunner.recipes.pretrain import prepare, train
+from meshrunner.recipes.weights.hugging_face import counterparts
 from meshrunner.recipes.weights.initial import reader
-from meshrunner.recipes.weights.names import counterparts
 from tests.composed import SMALL, experiment
 from tests.dist.ranks import on_ranks
 from tests.dist.test_layouts import CPU, Recorder, union, whole_values

@@ -68,7 +68,7 @@ def _newest_intact(path: Path) -> StoredCheckpoint:
 def _tokenizer(experiment: Experiment, stored: StoredCheckpoint) -> tuple[Tokenizer | None, dict[str, bytes]]:
     """Return the tokenizer and its files. Warn, and return None and no files, if a run with text has no known tokenizer."""
     from meshrunner.recipes.data.text import PackedText
-    from meshrunner.recipes.weights.tokenizer_files import tokenizer_files
+    from meshrunner.recipes.weights.export import tokenizer_files
     from meshrunner.runner.rundir import Summary
     from meshrunner.runner.rundir.files import SUMMARY
 

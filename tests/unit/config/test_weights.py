@@ -16,8 +16,8 @@ import pytest
 
 from meshrunner.recipes.errors import ConfigError, Incompatible
 from meshrunner.recipes.model.llama import Llama
+from meshrunner.recipes.weights.hugging_face import counterparts, family
 from meshrunner.recipes.weights.initial import check_weights
-from meshrunner.recipes.weights.names import counterparts, family
 from meshrunner.runner import cli
 from meshrunner.runner.config.consistency import fit
 from tests.composed import config, experiment
