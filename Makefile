@@ -26,10 +26,10 @@ test-slow: $(DEVELOPMENT)
 	$(PYTEST) -m slow tests/e2e tests/unit
 	$(PYTEST) -m slow -rs tests/slurm tests/dist
 
-# a fixed fifth of the slow tests, for CI
+# a fixed eighth of the slow tests, for CI
 test-sample: $(DEVELOPMENT)
-	$(PYTEST) -m slow --sample 5 tests/e2e tests/unit
-	$(PYTEST) -m slow --sample 5 -rs tests/slurm tests/dist
+	$(PYTEST) -m slow --sample 8 tests/e2e tests/unit
+	$(PYTEST) -m slow --sample 8 -rs tests/slurm tests/dist
 
 # all tests that need SLURM; as root, slurm/cluster/up.sh installs it and starts a test cluster
 test-slurm: $(DEVELOPMENT)

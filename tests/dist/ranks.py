@@ -67,6 +67,7 @@ def _enter(rank: int, world: int, store_path: Path, writer: Connection, body: Ca
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    faulthandler.enable(sys.__stderr__)  # shows where a rank crashes
     faulthandler.dump_traceback_later(0.9 * LIMIT_S, file=sys.__stderr__)  # shows where a rank hangs
     try:
         dist.init_process_group("gloo", store=dist.FileStore(str(store_path), world), rank=rank, world_size=world)

@@ -51,7 +51,7 @@ KEPT: list[Assembled] = []
 """Models of this process: DDP must not be destroyed before its process group."""
 
 
-@pytest.mark.slow_but("3x parallelism=fsdp1", "2x parallelism=tp*")
+@pytest.mark.slow_but("3x parallelism=fsdp1")
 @pytest.mark.parametrize(("world", "layout"), WITH_KEYS, ids=[f"{world}x {layout}" for world, layout in WITH_KEYS])
 def test_layout_with_z_loss_and_no_decay_equals_one_process(world: int, layout: str) -> None:
     found = compare(world, f"{layout} {KEYS}")
@@ -176,7 +176,7 @@ def spiked(layouts: list[str]) -> list[list[float]]:
     return found
 
 
-@pytest.mark.slow_cases("4")
+@pytest.mark.slow
 @pytest.mark.parametrize("world", SKIPPING)
 def test_all_ranks_skip_an_update_whose_loss_is_an_outlier(world: int) -> None:
     expected = [0.0] * ENOUGH + [1.0, 0.0]
@@ -207,6 +207,7 @@ def history_of(model: nn.Module) -> list[float]:
     return [] if outliers is None else [outliers.count.item(), *outliers.history[:4].flatten().tolist()]
 
 
+@pytest.mark.slow
 def test_checkpoints_contain_the_history(tmp_path: Path) -> None:
     skips = "optimizer.skip_above=5"
     layouts = [f"parallelism={layout} {skips}" for layout in ("fsdp2", "fsdp1", "tp micro_batch=6", "ddp")]

@@ -74,6 +74,7 @@ def read_all(cases: list[tuple[str, tuple[str, ...]]]) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow_but("2")
 @pytest.mark.parametrize("world", CASES)
 def test_every_layout_reads_the_values_in_the_files(world: int) -> None:
     cases = [(str(saved(name)), tuple(f"parallelism={layout}".split())) for name, layout in CASES[world]]
@@ -140,7 +141,11 @@ def prepared(overrides: tuple[str, ...]) -> tuple[dict[str, Tensor], int, int]:
 
 
 @pytest.mark.parametrize(
-    "layout", ["fsdp2", "fsdp1_tp micro_batch=3", pytest.param("fsdp2_pp micro_batch=3", marks=pytest.mark.slow)]
+    "layout",
+    [
+        "fsdp2",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("fsdp1_tp micro_batch=3", "fsdp2_pp micro_batch=3")),
+    ],
 )
 def test_weights_of_a_run_start_another_at_step_0(layout: str, tmp_path: Path) -> None:
     moe = ("model=moe_tiny", *SMALL[1:], "model.experts.ffn_dim=20", "data=random", "max_grad_norm=1.0")

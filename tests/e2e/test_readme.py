@@ -99,8 +99,8 @@ def test_the_commands_of_the_readme_work(folder: Path) -> None:
     """The commands run in order, because later ones use the files of earlier ones, and so does the Python code."""
     for command in COMMANDS[3:]:
         works(command, folder)
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    python_works(code, folder)
+    for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        python_works(code, folder)
 
 
 def works(command: str, folder: Path) -> None:
