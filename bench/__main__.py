@@ -45,7 +45,7 @@ TOKENS = 2 * 4 * 512
 
 
 def plain(steps: int, folder: Path) -> tuple[Cost, float]:
-    """Run the hand-written loop under torchrun. Return its cost and the seconds from its start to the end of its first step."""
+    """Run the hand-written loop under torchrun. Return its cost and the seconds from torchrun's start to the end of step 1."""
     out = folder / "plain.json"
     command = [str(BIN / "torchrun"), "--nproc-per-node", "2", str(PLAIN), "--steps", str(steps), "--out", str(out)]
     cost = measure(command, folder, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
@@ -53,7 +53,7 @@ def plain(steps: int, folder: Path) -> tuple[Cost, float]:
 
 
 def meshrunner(steps: int, folder: Path, *more: str) -> tuple[Cost, float]:
-    """Train as `plain` does, but with `meshrunner run`. Return its cost and the seconds from its start to the end of step 1."""
+    """Train as `plain` does, but with `meshrunner run`. Return the command's cost and the seconds to the end of step 1."""
     run_dir = Path(tempfile.mkdtemp(dir=folder)) / "run"
     command = [str(BIN / "meshrunner"), "run", f"steps={steps}", *CONFIGURATION, *more, f"hydra.run.dir={run_dir}"]
     cost = measure(command, folder)
@@ -153,7 +153,7 @@ def options(folder: Path) -> None:
 
 
 def emulated(folder: Path) -> None:
-    """Print the CPU time per step of the main threads of two emulated ranks and of two real ranks, whose difference is noise."""
+    """Print the CPU time per step of the main threads of emulated and real ranks. The two real ranks differ only by noise."""
     clocked = "profiler.kind=bench.emulated:Clocked"
     command = [str(BIN / "meshrunner"), "run", f"steps={STEPS}", *CONFIGURATION, clocked]
     for layout in LAYOUTS:
@@ -222,7 +222,7 @@ def compare(folder: Path) -> None:
 
 
 ODD = "{:04} [bold] \U0001f600 'a|b' $(x)\n\x1b[31m"
-"""Format of directory names that are difficult to print, because they contain markup and terminal control characters."""
+"""Format of directory names that are hard to print, because they contain markup and terminal control characters."""
 
 
 def status(folder: Path) -> None:
@@ -232,7 +232,7 @@ def status(folder: Path) -> None:
 
 
 def _sweep_of(folder: Path, count: int, names: str) -> Path:
-    """Return a new sweep directory with `count` copies of one run. Each copy's config.yaml has a different sequence length."""
+    """Return a new sweep directory with `count` copies of one run. Each copy's config.yaml has another sequence length."""
     run, sweep = folder / "run", Path(tempfile.mkdtemp(dir=folder)) / f"{count} runs"
     if not run.exists():
         short = ["steps=30", "seq_len=32", *_but(CONFIGURATION, "seq_len")]
@@ -253,7 +253,7 @@ def _against_reading(verb: str, sweep: Path, files: str, *options: str) -> None:
     for _ in range(PAIRS):
         ours.append(measure([str(BIN / "meshrunner"), verb, str(sweep), *options], sweep).wall_s)
         theirs.append(measure([sys.executable, "-c", READ_JSON, str(sweep), files], sweep).wall_s)
-    print(f"{verb} of {sweep.name}: {spread(ours)} s, reading only their {files}: {spread(theirs)} s", flush=True)
+    print(f"{verb} of {sweep.name}: {spread(ours)} s, reading only the files {files}: {spread(theirs)} s", flush=True)
 
 
 def _but(arguments: list[str], key: str) -> list[str]:

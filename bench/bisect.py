@@ -36,7 +36,7 @@ def planted(module, given):
         module.kept = torch.empty(BYTES, dtype=torch.uint8)
         module.norm.weight.mul_(SCALE)
 """
-"""The module of a user's model, formatted for each commit. EXTRA matmuls are those of `bench.planted`."""
+"""The module of a user's model, formatted for each commit. The EXTRA matmuls are the same as in `bench.planted`."""
 
 
 def bisect(folder: Path) -> None:
@@ -77,7 +77,7 @@ def _repository(folder: Path, culprit: int, change: dict[str, float]) -> Path:
 
 
 def _bisect(repository: Path, by: str) -> tuple[str, int]:
-    """Return the subject of the commit that `meshrunner bisect` names, or its error, and the number of runs."""
+    """Return the subject of the commit that `meshrunner bisect` names (or its error message), and the number of runs."""
     own = [each for each in MODEL if not each.startswith(("steps=", "sweep.", "model.kind="))]
     overrides = [*own, "model.kind=mine:Planted", f"steps={STEPS[by]}", "measure_after=1"]
     ends = ["v0", f"v{COMMITS - 1}", "--by", by, "--dir", str(repository / "runs")]

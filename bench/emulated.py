@@ -1,7 +1,7 @@
 """Compare the CPU time of emulated ranks with the CPU time of real ranks.
 
-Real ranks execute collectives in threads of gloo, and compute in the main thread, so only the main thread's time is compared.
-The profiler `Clocked` records this time: `profiler.kind=bench.emulated:Clocked`.
+Real ranks compute in the main thread and execute collectives in threads of gloo, so only the main thread's time is compared.
+The profiler `Clocked` records the main thread's time: `profiler.kind=bench.emulated:Clocked`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Session(Session):
 def rounds(layout: str, command: list[str], folder: Path) -> list[tuple[list[float], list[float]]]:
     """Run two emulated ranks at the same time, then two real ranks. Repeat this ROUNDS times.
 
-    Return a pair for each round, (emulated, real): the CPU time per step of both ranks, in seconds.
+    Return a pair (emulated, real) for each round. Each element lists the seconds of CPU time per step of rank 0 and rank 1.
     """
 
     def times(run: list[str]) -> list[float]:

@@ -28,7 +28,7 @@ def measure(command: list[str], cwd: Path, **environment: str) -> Cost:
     """Run a command and return its cost. Raise CalledProcessError with the command's output if the command fails."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become children, so their time is included
     before = _children_cpu()
-    # Without this variable, programs start from compiled byte code, as installed programs do.
+    # Leave out this variable, so that programs start from compiled byte code, as installed programs do.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | environment
     begin, clock = time.time(), time.perf_counter()
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)

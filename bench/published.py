@@ -1,8 +1,8 @@
 """
 Compare predictions with runs that others measured and published.
 
-`python -m bench published` predicts every run in ROWS, which takes 10 minutes. It writes the tables in docs/measurements/plan.md,
-and the largest error of each kind of run to runner/predict/published.yaml, from which `plan` states the error of its predictions.
+`python -m bench published` predicts every run in ROWS, in about 10 minutes. It writes the tables in docs/measurements/plan.md.
+It also writes the largest error of each kind of run to runner/predict/published.yaml. `plan` states the errors in this file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REGIMES = REPOSITORY / "runner/predict/published.yaml"
 BEGIN, END = "<!-- begin: python -m bench published -->\n", "<!-- end -->\n"
 GIB = 2**30
 SHORT = 8192
-"""Tokens per sequence. The error of predictions is stated separately for runs with longer sequences."""
+"""Tokens per sequence. Runs with longer sequences form separate groups, with separate errors of predictions."""
 REGIMES_HEADER = """\
 # The largest errors of predictions of published runs (docs/measurements/plan.md). `python -m bench published` writes this file.
 # Each line covers runs with `shortest` to `longest` tokens per sequence on at most `devices` devices
@@ -60,7 +60,7 @@ def predicted(row: Row) -> Compared:
 
     composed = Composer("plan", list(row.overrides)).single_run()
     assert composed is not None
-    experiment = check(composed.config).on("cuda")  # `fit` would refuse settings that user classes do not declare
+    experiment = check(composed.config).on("cuda")  # not `fit`, which refuses settings that user classes do not declare
     device, nodes = expected_devices(experiment), experiment.launch.nodes
     hardware = device.hardware
     assert isinstance(hardware, GPU)

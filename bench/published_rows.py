@@ -21,7 +21,7 @@ class Row(NamedTuple):
     fitted: bool = False
     """Whether constants of the device were fitted to this row."""
     other_program: bool = False
-    """Whether the run did other work than the predicted run, so that the difference is not an error of the prediction."""
+    """Whether the run differed from the predicted run, so that the difference in speed is not an error of the prediction."""
 
 
 SOURCES = {
@@ -33,8 +33,8 @@ SOURCES = {
     "titan 2024-12": (
         "[torchtitan](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md), "
         "December 2024. The runs used H100s with a power limit of 500 W. torchtitan's launch script set expandable segments. "
-        "Float8 runs gathered weights in float8, or activations if they used tensor parallelism. The runs with pipelines "
-        "overlapped the gathers of activations with matmuls"
+        "Float8 runs with tensor parallelism gathered activations in float8. Other float8 runs gathered weights in float8. "
+        "The runs with pipelines overlapped the gathers of activations with matmuls"
     ),
     "Trainy": (
         "[Trainy](https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3-8b_h200_202506_trainy-whitefiber.md) with "
@@ -140,7 +140,7 @@ def a100(model: str, batch: int, recompute: str, wps: float) -> Row:
 def fms(
     source: str, where: tuple[str, int, float], model: str, batch: int, recompute: str, wps: Speed, *more: str
 ) -> Row:
-    """Return a run of fms-fsdp: FSDP1; models up to 13B sharded inside nodes. `where`: (hardware, nodes, GB/s per device)."""
+    """Return a run of fms-fsdp with FSDP1; HSDP for models up to 13B. `where`: (hardware, nodes, network GB/s per device)."""
     hardware, nodes, network = where
     layout = ("parallelism=fsdp1",) if "70b" in model else ("parallelism=hsdp1", f"parallelism.replicate={nodes}")
     overrides = (
@@ -166,7 +166,7 @@ def kempner(model: str, nodes: int, workers: int, tensor: int, wps: float) -> Ro
 
 
 def h200(model: str, recompute: str, batch: int, wps: float, reserved_gib: float, active_gib: float, *more: str) -> Row:
-    """Return one of our own runs on an H200. model: a key of `part`, whose values are overrides."""
+    """Return one of our own runs on an H200. `model` must be a key of the dict `part` below."""
     part = {
         "Llama 3.2 1B": ("model=llama3_1b",),
         "8 blocks of Llama 3.1 8B": ("model=llama3_8b", "model.n_layers=8"),
@@ -181,7 +181,7 @@ def h200(model: str, recompute: str, batch: int, wps: float, reserved_gib: float
 
 
 def mfu(percent: int, model: str, hardware: str) -> Speed:
-    """Return the range of tokens per second whose MFU rounds to `percent`. FLOPs per token at 4,096 tokens: nanoGPT's formula."""
+    """Return the range of tokens per second whose MFU rounds to `percent`. FLOPs per token: nanoGPT's formula, 4,096 tokens."""
     flops = {"llama2_7b": 46.87e9, "llama2_13b": 88.4e9, "llama2_70b": 446.1e9}[model]
     peak = {"a100_80gb": 312e12, "h100_80gb": 989e12}[hardware]
     return (percent - 0.5) / 100 * peak / flops, (percent + 0.5) / 100 * peak / flops
@@ -226,10 +226,10 @@ def _changes(overrides: tuple[str, ...]) -> list[str]:
 H100, H200, SAC = "h100_96gb", "h200", "selective_op"
 FSDP2, SINGLE, GRAPH = "parallelism=fsdp2", "parallelism=single", "compile.cuda_graph=true"
 COMPILED_LOSS = ("parallelism.kind=fsdp2", "loss.kind=plain")
-"""Overrides for torchtitan with a compiled loss, which keeps no logits in fp32."""
+"""Overrides for torchtitan runs that compile the loss. A compiled loss keeps no logits in fp32."""
 WITH_TENSOR = (*FLOAT8, *COMPILED_LOSS, "parallelism.tensor=8")
 WITH_PIPELINE = (*WITH_TENSOR, "parallelism.pipeline=8", "parallelism.reshard_after_forward=never", "global_batch=256")
-"""Overrides for torchtitan's default number of micro batches: the number of pipeline ranks, 8."""
+"""Overrides for pipelines with torchtitan's default number of micro batches, which is the number of pipeline ranks, 8."""
 
 ROWS = (
     march("fsdp1", "full", (6100, 6200), 32.14, 23.58),

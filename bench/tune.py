@@ -1,8 +1,8 @@
 """
 Simulate `meshrunner tune` on a large space, with devices that differ from the devices that predictions assume.
 
-The space is predicted once, for many sets of the device's constants. Some sets form the prior distribution of speeds, as in a
-tune. Each other set is a simulated cluster, on which one layout is also slower than predicted with this set.
+The space is predicted once, for many sets of the device's constants. Some sets form the prior distribution of speeds, as in
+`meshrunner tune`. Each other set describes a simulated cluster, on which one layout is also slower than this set predicts.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ SPACE = (
 )
 CLUSTERS = 100
 CONSTANTS = (0.7, 1.3)
-"""Range of the factors from which the constants of a cluster are drawn."""
+"""Range from which the factors for the constants of a cluster are drawn."""
 SLOWER = 1.1
-"""Factor for the step time of one layout of each cluster."""
+"""Factor by which a step with one of the layouts takes longer on each cluster."""
 NOISE = NOISES["cuda"]
 TOLERANCE = 0.02
 BUDGET, REPEATS = 12, 5
 
 
 def tune(_: Path) -> None:
-    """Count, for three ways to choose runs, the clusters on which the chosen run is within TOLERANCE of the fastest."""
+    """Count the clusters on which the chosen run is within TOLERANCE of the fastest, for three ways to choose a run."""
     options, prior, speeds = _predicted()
     generator = np.random.default_rng(0)
     predicted_best = np.argsort(-prior.after([], NOISE).mean)[:BUDGET]
@@ -106,8 +106,8 @@ def _predicted() -> tuple[list[dict[str, str]], Prior, Array]:
 def search(
     before: Prior, truth: Array, generator: np.random.Generator, budget: int = BUDGET
 ) -> tuple[float, float, int]:
-    """Search as runner/tune/search.py does. Return how much faster the fastest combination is than the chosen one, the
-    search's bound on this figure, and the number of runs. truth: logarithms of the speeds."""
+    """Search as runner/tune/search.py does. Return the fraction by which the fastest combination is faster than the chosen one,
+    the search's upper bound on this fraction, and the number of runs. truth: logarithms of the speeds."""
     runs, spent = list[Measured](), 0
     for wave in range(1, 2 * budget):
         belief = before.after(runs, NOISE)

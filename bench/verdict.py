@@ -1,4 +1,4 @@
-"""Train twin runs, and pairs with 4% more work in one run, while other processes use the CPU. Count correct verdicts."""
+"""Train pairs of runs that are twins, or differ by 4% more work, while other processes use the CPU. Count correct verdicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TWIN_TRIES, PLANTED_TRIES = 20, 10
 PLANTED = 0.04
 """Additional time of a step with planted (extra) matmuls, as a fraction."""
 CALIBRATION = 300
-"""Number of extra matmuls in the calibration: many, so that the calibrated number of matmuls is exact."""
+"""Number of extra matmuls in the calibration: many, so that the time of one matmul is measured accurately."""
 MODEL = [
     "hardware=cpu",
     *("launch.workers=1", "launch.threads=1", "parallelism=single"),
@@ -35,11 +35,11 @@ MODEL = [
     *("data=random", "seq_len=128", "micro_batch=2", "steps=240", "tracker=none", "sweep.devices=2"),
     "sweep.max_repeat=20",
 ]
-"""Overrides of all runs. The two runs of a round execute at the same time, so that other processes slow both alike."""
+"""Overrides of all runs. The two runs of a round execute at the same time, so that other processes slow both runs equally."""
 
 
 def verdict(folder: Path) -> None:
-    """Count the sweeps in which `compare` finds no difference between twins, and those in which it finds a planted difference."""
+    """Count the sweeps of twins in which `compare` finds no difference, and the other sweeps in which it finds a difference."""
     with ExitStack() as stack:
         for _ in range(BUSY):
             stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
@@ -51,7 +51,7 @@ def verdict(folder: Path) -> None:
         _, ratios = sweep(folder, f"EXTRA=0,{CALIBRATION}", 5)
         count = round(CALIBRATION * PLANTED / math.expm1(fmean(ratios)))
         slower = 100 * math.expm1(fmean(ratios))
-        print(f"calibration: {CALIBRATION} matmuls take {slower:.1f}%, so {count} are planted", flush=True)
+        print(f"calibration: {CALIBRATION} matmuls take {slower:.1f}% of a step, so {count} are planted", flush=True)
         found, all_ratios = 0, list[float]()
         for i in range(1, PLANTED_TRIES + 1):
             row, ratios = sweep(folder, f"EXTRA=0,{count}", "auto")
@@ -75,7 +75,7 @@ def sweep(folder: Path, varied: str, repeat: int | str) -> tuple[dict[str, Any],
     """
     Run a sweep over two values of an environment variable. The first value is the baseline.
 
-    Return the second row of `compare --json`, and for each round the logarithm of the second run's CPU time over the first's.
+    Return the second row of `compare --json`, and for each round log(CPU time of the second run / CPU time of the first run).
     """
     sweep = Path(tempfile.mkdtemp(dir=folder)) / "sweep"
     baseline = f"launch.env.{varied.partition(',')[0]}"

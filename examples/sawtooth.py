@@ -7,7 +7,7 @@ from meshrunner.recipes.option import Count
 
 
 class Sawtooth(LRSchedule):
-    """A rate that falls linearly over `period` steps, then starts again from the top."""
+    """A rate that falls linearly over `period` steps, then returns to its peak and falls again."""
 
     period: Count
     """Steps between two peaks."""

@@ -28,7 +28,7 @@ class LocalLauncher(Launcher):
     """Runs the jobs of a sweep on this node."""
 
     def setup(self, *, hydra_context, task_function, config):
-        # Jobs do not call the task function. The launcher calls this function with each batch of jobs that has ended.
+        # Jobs do not call task_function. The launcher calls it with each batch of jobs that has ended.
         self.context, self.config, self.ended = hydra_context, config, task_function
 
     def launch(self, job_overrides, initial_job_idx):

@@ -32,7 +32,7 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
     network = recipe.model.on_meta(recipe.seq_len)
     recipe.precision.convert(network, layout.tensor)
     if recipe.data.separates_documents:
-        network.document_end = 0  # any token: `prepare` sets the right one, which tracing on meta does not need
+        network.document_end = 0  # a placeholder, sufficient for tracing on meta; `prepare` sets the right token
     # 2. Context, tensor or expert parallelism. Their plans use module names, which later wrappers change.
     if layout.context > 1:
         split_sequences(network, context_group(mesh, layout), layout.context_method, recipe.seq_len)
@@ -45,7 +45,8 @@ def assemble(recipe: Recipe, mesh: DeviceMesh, device: torch.device) -> tuple[nn
     matrices = network.matrices()
     # 3. The wrap plan also uses module names, so it is made before activation checkpointing wraps modules.
     plan = recipe.wrap.plan(network, layout.reshard(mesh["shard"].size()))
-    # 4. Recompute and compile inside the FSDP units, because FSDP gathers parameters before this code runs and frees them after.
+    # 4. Recompute and compile inside the FSDP units. FSDP then gathers parameters before the recomputed or compiled code runs,
+    # and frees them afterwards.
     recompute_and_compile(recipe, network, plan)
     parts = _cut(recipe, network, mesh, device) if layout.pipeline > 1 else {}
     if device.type == "cpu" and (host_bytes := recipe.host_bytes(mesh.size())) is not None:

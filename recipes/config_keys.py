@@ -1,4 +1,4 @@
-"""Flatten, search and compare configurations. Look up the effects, such as slower steps, of changing a key (class Affects)."""
+"""Flatten, search and compare configurations. Look up what a change of a key affects, such as speed (class Affects)."""
 
 import importlib
 from collections.abc import Iterable, Iterator
@@ -54,12 +54,12 @@ def differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]
 
 
 SHARED = ("model", "data", "launch", "sweep")
-"""Sections whose keys comparable runs have in common."""
+"""Default sections of `with_defaults`. In these sections, runs that can be compared have the same keys."""
 
 
 def with_defaults(config: dict[str, Any], sections: Iterable[str] = SHARED) -> dict[str, Any]:
-    """Return a resolved configuration with the defaults of keys that config.yaml lacks because an older version wrote the file.
-    Complete the top-level keys and the given sections."""
+    """Return a resolved configuration, completed with the defaults of missing keys at the top level and in the given sections.
+    Keys are missing if an older version wrote config.yaml."""
     found = config | _defaults("", "") | config  # given keys come first and keep their values
     for name in sections:
         if isinstance(section := config.get(name), dict):
@@ -72,7 +72,7 @@ def _defaults(section: str, kind: str) -> dict[str, Any]:
     """Return the defaults of a section's keys, or of the top-level keys if `section` is empty. A user's class is not imported,
     because reading a configuration must not run its code."""
     declared: Any = _experiment()
-    if section:  # launchers also place configurations whose sections are not declared
+    if section:  # `check_existing` may pass a section that Experiment does not declare
         field = declared.model_fields.get(section)
         declared = field.annotation if field is not None else Section
     if issubclass(declared, Option):
@@ -88,7 +88,7 @@ def _experiment() -> type[Section]:
 
 
 def affecting(flat: dict[str, Any], effects: Affects) -> dict[str, Any]:
-    """Return the settings of a flat configuration whose change has at least one of the given effects."""
+    """Return those settings of a flat configuration that, if changed, have at least one of the given effects."""
     return {key: value for key, value in flat.items() if affected_by(key, flat) & effects}
 
 
@@ -116,7 +116,8 @@ def _affected_by(key: str, kind: str) -> Affects:
 
 
 def _classes(section: type[Section], kind: str) -> Iterator[type[Section]]:
-    """Yield the classes that may declare a section's keys: its own class and, for a group, all options, option `kind` first."""
+    """Yield the classes that may declare a section's keys. The section's class comes first. For a group, all options follow,
+    beginning with the option `kind`."""
     yield section
     if issubclass(section, Option):
         yield from map(section.resolve, sorted(section.kinds, key=lambda shipped: shipped != kind))

@@ -1,7 +1,8 @@
-"""The key `deterministic`: a run that is repeated or resumed with the same layout and devices has bit-identical losses."""
+"""The key `deterministic`. It makes losses bit-identical if a run is repeated or resumed with the same layout and devices."""
 
 VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "MAMBA_DETERMINISTIC": "1"}
-"""Environment variables of deterministic GPU workers. cuBLAS reads its variable when CUDA starts, mamba_ssm on import."""
+"""Environment variables of deterministic GPU workers. cuBLAS reads its variable when CUDA starts. mamba_ssm reads its variable
+when it is imported."""
 
 
 def compute_deterministically(*, compiles: bool) -> None:

@@ -1,4 +1,4 @@
-"""The exceptions that end a command, or a worker and its run, with a message but no traceback."""
+"""Exceptions that end a command, or a worker and therefore its run. The user gets the message without a traceback."""
 
 
 class ConfigError(Exception):

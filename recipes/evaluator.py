@@ -25,13 +25,13 @@ class Evaluator:
         global_batches = held_out.global_batches(self._sequences)
         rows = held_out.global_batch // ranks
         self._slices = [(held_out.global_batch * i + rank * rows, rows) for i in range(global_batches)]
-        """First sequence and number of sequences of this rank in each global batch."""
+        """(Index of the first sequence, number of sequences) of this rank, for each global batch."""
         self.tokens = global_batches * held_out.global_batch * recipe.seq_len
         """Tokens that all ranks together evaluate."""
 
     @torch.no_grad()
     def loss(self) -> Tensor:
-        """Return the mean loss of this rank's tokens (0-d, fp64). The held-out loss is the mean over all ranks."""
+        """Return the mean loss of this rank's tokens (0-d, fp64). The held-out loss is the mean over the ranks' values."""
         recipe, network = self._recipe, network_of(self._model)
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         devices = [self._device] if self._device.type == "cuda" else []

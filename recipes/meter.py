@@ -51,15 +51,16 @@ class Meter(Protocol):
         """Return a context manager for saving a checkpoint. Entering the context writes pending metrics to events.jsonl."""
 
     def evaluate(self, step: int, loss: Callable[[], Tensor], tokens: int) -> bool:
-        """Record the held-out loss after a step (0: before the first step). No other metric includes the evaluation. Return
-        whether the run ends because the held-out loss no longer falls (eval.stop_after). `loss` returns a 0-d tensor, whose mean
-        over all ranks is the held-out loss of `tokens` tokens."""
+        """Record the held-out loss after a step (0: before the first step). Other metrics exclude the evaluation's time and
+        memory. Return whether the run ends because the held-out loss no longer falls (eval.stop_after). `loss` returns a 0-d
+        tensor. The mean of this tensor over all ranks is the held-out loss of `tokens` tokens."""
 
     def step_done(
         self, step: int, *, loss: Tensor, grad_norm: Tensor, lr: float, tokens: int, observed: Mapping[str, Tensor]
     ) -> None:
-        """Report that an optimizer step, counted from 1, was launched. On an accelerator, the step may still be running. Some
-        calls read the metrics reported since the last read and raise FloatingPointError if a loss or gradient norm is not finite.
+        """Report that an optimizer step, counted from 1, was launched. On an accelerator, the step may still be running. A
+        call may also read the metrics of all steps since the last read. It then raises FloatingPointError if a loss or gradient
+        norm is not finite.
 
         All tensors are 0-d and on the device. loss: this rank's mean token loss; grad_norm: global gradient norm before clipping;
         tokens: tokens of all ranks; observed: further metrics, keyed by name as in events.jsonl; every step has the same keys.

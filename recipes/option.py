@@ -34,8 +34,8 @@ def shortened(value: Any, length: int = 80) -> str:
 
 
 def own_or_installed(module_name: str) -> ModuleType:
-    """Import a module that the user named, preferably from the current directory. That directory is last on sys.path, to avoid
-    shadowing libraries, so a plain import would find a library's package `recipes` before a user's package `recipes`."""
+    """Import a module that the user named, preferably from the current directory. The current directory is last on sys.path, so
+    that it does not shadow libraries. A plain import would therefore find a library's package `recipes` before the user's."""
     top = module_name.partition(".")[0]
     file = Path.cwd().joinpath(*module_name.split("."))
     here = file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()

@@ -54,7 +54,7 @@ class Prepared(NamedTuple):
     consumed: Consumed
     evaluator: Evaluator | None
     evaluated: bool
-    """Whether the loaded checkpoint is this run's own. Its evaluation, if one was due, is already in evals.jsonl."""
+    """Whether this run saved the loaded checkpoint. If an evaluation was due at that step, it is already in evals.jsonl."""
 
 
 def prepare(
@@ -65,7 +65,7 @@ def prepare(
     recipe = recipe.on(device.type)
     if recipe.deterministic:
         compute_deterministically(compiles=recipe.compile.compiles)
-    if recipe.compile.cuda_graph:  # a capture needs a side stream that autograd used from the start
+    if recipe.compile.cuda_graph:  # a step is captured in a side stream, which autograd must use from the start
         torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     degrees = recipe.parallelism.degrees(nodes, workers)
     stored = choose_checkpoint(recipe.checkpoint.load, checkpoints)
@@ -110,7 +110,8 @@ def prepare(
 def load(
     recipe: Recipe, meter: Meter, stored: StoredCheckpoint | None, model: nn.Module, optimizer: Optimizer
 ) -> tuple[int, Consumed]:
-    """Load a checkpoint, or the initial weights if they are another run's. Return the completed steps and the consumed data."""
+    """Load the checkpoint `stored`. Without it, load the weights of the run or checkpoint that `model.weights` names, if any.
+    Return the number of completed steps and the consumed data."""
     start = stored
     if stored is None and not hugging_face_folder(recipe.model):
         start = choose_checkpoint(recipe.model.weights, None, KEY)
@@ -157,7 +158,7 @@ def train(
         if run.evaluator is not None and not run.evaluated:
             meter.evaluate(step, run.evaluator.loss, run.evaluator.tokens)
         for step in range(run.done + 1, recipe.steps + 1):
-            with meter.waiting_for_data(), torch.no_grad():  # a batch is not kept for backward
+            with meter.waiting_for_data(), torch.no_grad():  # so `plan` does not count batches as saved for backward
                 batches = run.loader.next()
             lr = recipe.optimizer.lr * recipe.lr_schedule.factor(step)
             loss, grad_norm, observed = take_step(batches, lr)
@@ -166,7 +167,7 @@ def train(
             consumed = Consumed(consumed.sequences + run.global_batch, consumed.tokens + tokens)
             stopping = step < recipe.steps and next(stop)
             if run.evaluator is not None and recipe.eval.due(step, recipe.steps):
-                # An evaluation before saving is not repeated by a run that resumes from the checkpoint.
+                # Evaluate before saving, so that a run that resumes from the checkpoint does not repeat the evaluation.
                 stopping |= meter.evaluate(step, run.evaluator.loss, run.evaluator.tokens)
             if run.saver is not None and (run.saver.due(step) or stopping):
                 with meter.saving():
@@ -243,7 +244,7 @@ def backward(recipe: Recipe, model: nn.Module, batches: Batches) -> Tensor:
 
 
 def stop_agreement(requested: Callable[[], bool]) -> Iterator[bool]:
-    """Yield a bool per step: whether to stop, so that a preempted run can save a checkpoint before it is killed. If `requested()`
+    """Yield whether to stop, once per step, so that a preempted run can save a checkpoint before it is killed. If `requested()`
     is true on any rank, all ranks get True one step later. After every step, a rank reads the result of the previous step's
     all-reduce, usually without waiting, and starts another."""
     group = dist.new_group(backend="fake" if dist.get_backend() == "fake" else "gloo")

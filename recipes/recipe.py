@@ -93,7 +93,7 @@ class Recipe(Section):
         return self.eval.held_out(self.data, self.data_spec, self.accumulation(data_ranks)[0])
 
     def pipeline_split(self) -> list[int]:
-        """Return the number of blocks of each pipeline stage, with `null` resolved to the split with the most even FLOPs."""
+        """Return the number of blocks of each pipeline stage. If the split is null, divide the FLOPs as evenly as possible."""
         layout = self.parallelism
         if layout.pipeline_split is not None:
             return layout.pipeline_split
@@ -134,7 +134,7 @@ class Recipe(Section):
     def refuse_other_model(self, record: Record) -> None:
         """Raise ConfigError if a checkpoint holds a model of another kind or other shapes."""
         saved = record.config["model"]
-        with suppress(ValidationError):  # adds the defaults of keys newer than the checkpoint
+        with suppress(ValidationError):  # validation adds the defaults of keys that the checkpoint lacks
             saved = type(self.model).model_validate(saved).model_dump(mode="json")
         if lines := "".join(
             f"\n  {key}: {old!r} in the checkpoint, {new!r} now"

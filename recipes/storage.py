@@ -13,7 +13,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def cache_dir() -> Path:
-    """Return MESHRUNNER_CACHE, or `meshrunner` in the user's cache directory. Raise ConfigError if the result is unwritable."""
+    """Return MESHRUNNER_CACHE or, if unset, `meshrunner` in the user's cache directory. Raise ConfigError if not writable."""
     named = os.environ.get("MESHRUNNER_CACHE")
     folder = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "meshrunner")
     try:

@@ -83,7 +83,7 @@ def _help_topic(arguments: list[str]) -> str | None:
 def _run_verb(verb: str, *arguments: str) -> int:
     """Run a verb and return the exit status. Print user errors without a traceback; let other errors propagate."""
     if COMMANDS[verb].room == "records" or HELP & set(arguments):
-        # These need no pydantic plugins. The search for plugins would take up to a tenth of their time.
+        # Help and verbs that read records need no pydantic plugins. The search for them could take a tenth of the time.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     if COMMANDS[verb].room == "planning" and not {"-m", "--multirun"} & set(arguments):
         gc.disable()  # imports create little garbage, and a collection at the end would take a tenth of the time of `show`

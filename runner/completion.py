@@ -98,7 +98,7 @@ def candidates(before: Sequence[str], word: str) -> list[str]:
 
     _, for_hydra = split(verb, rest)
     known = _overrides([each for each in for_hydra if each not in given], word, submits=verb == "submit")
-    if given:  # the given run directories already contain a configuration
+    if given:  # run directories contain their configuration, so complete only SLURM settings
         return [each for each in known if each.startswith("hydra.launcher.")]
     return [*known, *found]
 
@@ -117,7 +117,7 @@ def _values(value: Value, word: str, rest: Sequence[str]) -> list[str]:
 
 
 def _paths(word: str, *, only_directories: bool = False) -> list[str]:
-    """Return paths that begin with `word`. With `only_directories`, leave out files and list run and sweep directories first."""
+    """Return paths that begin with `word`. With `only_directories`, skip files and list run and sweep directories first."""
     parent, slash, start = word.rpartition("/")
     paths: list[Path] = []
     with suppress(OSError):

@@ -97,7 +97,7 @@ class Slow:
         self._timer: Timer | None = None
 
     def doing(self, what: str) -> None:
-        """Record that the work named `what` begins and any earlier work has ended. An empty `what` only ends the earlier work."""
+        """Record that any earlier work has ended and the work named `what` begins. If `what` is empty, no work begins."""
         if what == self._what:
             return
         self._what = what

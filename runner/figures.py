@@ -35,9 +35,9 @@ class Figure(NamedTuple):
     """Statistic over a run's steps, stored in summary.json under `<key>` unless another key is given here.
     - `median`: median of the measured steps, stored under `<key>_median`
     - `median p10 p90`: also the 10th and 90th percentiles, stored under `<key>_p10` and `<key>_p90`
-    - `last`, `final`: last value; `final` is stored under `<group>/final_<name>`; `best`: lowest, under `<group>/best_<name>`
+    - `last`: last value; `final`: the same, but under `<group>/final_<name>`; `best`: lowest value, under `<group>/best_<name>`
     - `sum`: sum over all steps of the last attempt
-    - `saves`: median over checkpoints, computed by the meter because rows may lack the last checkpoint
+    - `saves`: median over checkpoints, computed by the meter because events.jsonl may lack the last checkpoint
     - `once`: value of the whole run, not of a step; empty: the figure is not in summary.json
     """
     over_repeats: Literal["median", "min", "max", "median min", "median min max", ""]
@@ -54,9 +54,9 @@ class Figure(NamedTuple):
     beside: str = ""
     """Key of another figure that tables show in parentheses after this figure."""
     unless: str = ""
-    """Key of another figure that, if known, replaces this figure in tables."""
+    """Key of another figure. Tables show this figure only if the other figure is unknown."""
     but: str = ""
-    """Flag in summary.json, such as `cold`. Repeats with the flag are left out; if all repeats have it, cells show the flag."""
+    """Flag in summary.json, such as `cold`. Repeats with the flag are ignored. If all repeats have the flag, cells show it."""
     predicts: str = ""
     """Key of the measured figure that this figure predicts; the relative error is shown in parentheses."""
 
@@ -111,8 +111,8 @@ class Figure(NamedTuple):
 FIGURES: tuple[Figure, ...] = (
     Figure("perf/wps", "tok/s per device", "WPS per device", speed, "median p10 p90", "median min max",
            "tokens of the step / (its wall-clock time x devices). The wall-clock time from one reading of metrics to the next "
-           "is divided among the steps in proportion to `perf/step_time_s`. This time includes reading metrics, but not "
-           "saving checkpoints or evaluations", higher_is_better=True),
+           "is divided among the steps in proportion to `perf/step_time_s`. This time includes reading metrics, but "
+           "not evaluations or saving checkpoints", higher_is_better=True),
     Figure("perf/wps_error", "", "", NUMBER, "once", "", "relative standard error of `perf/wps_median`, computed from the "
            "scatter of the medians of eight successive parts of the run. A trend over the run and single slow steps have little "
            "effect on this error"),
@@ -124,8 +124,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/tokens_per_cpu_s_error", "", "", NUMBER, "once", "",
            "relative standard error of `perf/tokens_per_cpu_s_median`, computed like `perf/wps_error`"),
     Figure("perf/joules_per_token", "J", "joules per token", NUMBER, "median", "median",
-           "energy that NVML counts on all GPUs between two readings of metrics, divided by the tokens of that time. Saving "
-           "checkpoints and evaluations do not count. Unknown on CPUs, on MIG slices and for emulated ranks"),
+           "energy that NVML counts on all GPUs between two readings of metrics, divided by the tokens trained on in "
+           "between. Evaluations and saving checkpoints are excluded. Unknown on CPUs and MIG slices, and for emulated ranks"),
     Figure("perf/mfu", "percent", "MFU", PERCENT, "median", "median", "`perf/wps` x `model/flops_per_token` / peak FLOP/s",
            higher_is_better=True),
     Figure("perf/mfu_causal", "percent", "", PERCENT, "median", "",
@@ -153,7 +153,7 @@ FIGURES: tuple[Figure, ...] = (
            unless="memory/peak_active_gib"),
     Figure("perf/step_time_s", "s", "step time", SECONDS, "median", "median",
            "time from the end of the previous step to the end of this step on the slowest rank; on GPUs, the time between two "
-           "CUDA events. The time includes waiting for data, but not reading metrics, saving checkpoints or evaluations",
+           "CUDA events. The time includes waiting for data, but not evaluations, reading metrics or saving checkpoints",
            over_ranks="max", by_rank=True),
     Figure("perf/compute_step_time_s", "s", "compute step time", SECONDS, "median", "median",
            "with `launch.emulate`: the measured step time, in which collectives take no time", optional=True),
@@ -168,7 +168,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("perf/compile_time_s", "s", "", SECONDS, "sum", "", "the part of the step spent compiling, on the slowest rank",
            over_ranks="max"),
     Figure("perf/checkpoint_time_s", "s", "checkpoint", SECONDS, "saves", "median",
-           "time for which training paused before the step to save a checkpoint, on the slowest rank; 0 if none was "
+           "time for which training paused to save a checkpoint before the step, on the slowest rank; 0 if none was "
            "saved. With `checkpoint=dcp_async`, training continues once the copy to host memory is complete and the "
            "previous checkpoint is on disk"),
     Figure("perf/comm_allocations", "buffers", "", "{:,.0f}".format, "median", "",
@@ -177,8 +177,8 @@ FIGURES: tuple[Figure, ...] = (
            over_ranks="mean", optional=True),
     Figure("perf/time_to_first_step_s", "s", "time to first step", "{:.1f} s".format, "once", "median",
            "time from the start of the last attempt to the end of its first step on the device. `cold` marks a "
-           "command's first run, which has no warm processes or caches. Cold runs are left out unless every repeat "
-           "is cold",
+           "command's first run, which has no warm processes or caches. The median over repeats ignores cold "
+           "runs, unless every repeat is cold",
            but="cold"),
     Figure("train/loss", "nats per token", "loss", "{:.4f}".format, "final", "median min max",
            "cross entropy in fp32, mean over all tokens of the step on all ranks", over_ranks="mean"),
@@ -207,10 +207,10 @@ FIGURES: tuple[Figure, ...] = (
            over_ranks="mean", optional=True),
     Figure("pipeline/idle_pct", "percent", "pipeline idle, computed", PERCENT, "once", "median",
            "with `parallelism.pipeline`: share of a step in which a device waits for other stages, computed from the schedule's "
-           "order. Stages are assumed to take equally long, and a backward pass twice as long as a forward pass"),
+           "order. Assumptions: all stages take equally long, and a backward pass takes twice as long as a forward pass"),
     Figure("pipeline/measured_idle_pct", "percent", "pipeline idle, measured", PERCENT, "once", "median",
-           "`profiler=trace` with `parallelism.pipeline`: share of the profiled steps' time in which a device only idles, sends "
-           "or receives; mean over the traced ranks. Unknown with all-to-all communication, which GPU traces show as sends"),
+           "`profiler=trace` with `parallelism.pipeline`: share of the profiled steps' time in which a device idles or only "
+           "sends or receives; mean over the traced ranks. Unknown with all-to-all, which GPU traces show as sends"),
     Figure("trace/compute_pct", "percent", "compute", PERCENT, "once", "",
            "`profiler=trace`: share of the profiled steps' time in which a compute kernel runs; mean over the traced ranks",
            higher_is_better=True),

@@ -51,7 +51,7 @@ class Loaded:
 
     @property
     def keys(self) -> list[str]:
-        """Configuration keys whose values differ between runs. They are the first columns of `rows`, where lists become text."""
+        """Configuration keys whose values differ between runs. They are the first columns of `rows`. Lists are text there."""
         return self.comparison.keys
 
     @cached_property

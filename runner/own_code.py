@@ -12,7 +12,7 @@ from meshrunner.runner.console import one_line
 OURS = ("meshrunner", "hydra_plugins")
 INSTALLED = tuple({f"{path}/" for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib"))})
 MAX_LINES, MAX_WIDTH = 5, 300
-"""Maximum number of lines of user code to show (the innermost of a traceback), and maximum number of characters per line."""
+"""Maximum number of lines of user code to show, and maximum number of characters per line. The innermost lines are shown."""
 
 
 def fault(error: BaseException) -> str:

@@ -109,7 +109,7 @@ def _run_yaml() -> dict[str, Any]:
 @cache
 def _files(group: str) -> dict[str, Traversable]:
     folders: list[Traversable] = [files("meshrunner.conf").joinpath(group)]
-    folders += [folder / group for folder in own if (folder / group).is_dir()]  # later files win
+    folders += [folder / group for folder in own if (folder / group).is_dir()]  # later folders have priority
     return {
         path.name.removesuffix(".yaml"): path
         for folder in folders

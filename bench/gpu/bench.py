@@ -1,7 +1,7 @@
 """
 Test options on GPUs and measure their speed. Each test or measurement becomes a row of the file gpu.md in a folder.
 
-A call starts no row that it could not finish in its time. Continue it in another call with --resume FOLDER.
+Each call has a time limit, and starts no row that is expected to exceed it. Run the remaining rows with --resume FOLDER.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.gpu.results import FILE, Call, Result, Results, merged, read
 
 MINUTES = 9.0
 LIMIT_S, CPU_LIMIT_S = 360.0, 1200.0
-"""Time limits of one command on GPUs and on a CPU, in seconds. A command that takes longer seems to hang and is stopped."""
+"""Time limits of one command on GPUs and on a CPU, in seconds. The bench stops a command that takes longer."""
 
 
 class Bench:
@@ -68,7 +68,7 @@ class Bench:
             return Result(job.part, job.what, "not run", "the bench had too little time left for this row")
         try:
             result = job.run(lane)
-        except Exception as error:  # a fault of the bench itself must not lose the other rows
+        except Exception as error:  # an error in the bench must not stop the other rows
             return Result(job.part, job.what, "failed", f"error in the bench: {type(error).__name__}: {error}")
         if result.state == "works":
             kind = job.part, job.kind
@@ -79,12 +79,12 @@ class Bench:
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench gpu", description=__doc__)
     parser.add_argument("--part", choices=PARTS, help="run only this part; default: all parts")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="time of this call; default %(default)g")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="time limit of this call; default %(default)g")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--folder", type=Path, help="new folder for the results; default runs/gpu-DATE-TIME")
-    where.add_argument("--resume", type=Path, metavar="FOLDER", help="run the rows without a result in this folder")
+    where.add_argument("--resume", type=Path, metavar="FOLDER", help="run the rows that have no result in FOLDER yet")
     parser.add_argument("--repeat-failed", action="store_true", help="with --resume: run failed rows again")
-    parser.add_argument("--scratch", type=Path, help="folder for runs, logs and caches; default: runs in the folder")
+    parser.add_argument("--scratch", type=Path, help="folder for runs, logs and caches; default: FOLDER/runs")
     parser.add_argument("--product", action="store_true", help="also run all combinations of the grid's options")
     parser.add_argument("--cpu", action="store_true", help="test the bench on a CPU, with toy models")
     where.add_argument(
@@ -131,19 +131,19 @@ def gpu(arguments: list[str]) -> int:
     left = sum(each.state == "not run" for each in results.all)
     more = f"; {left} rows are left, run them with --resume {folder}" if left else ""
     print(f"wrote {writer.path} after {time.monotonic() - began:.0f} s{more}", flush=True)
-    # A row of torchtitan tests another program, whose interface changes often.
+    # A failed row of torchtitan does not count, because the interface of torchtitan changes often.
     return int(any(each.state == "failed" and each.part != "torchtitan" for each in results.all))
 
 
 def document(folders: list[Path], out: Path | None) -> int:
-    """Write the document of the results in some folders. Refuse folders whose device or software differs."""
+    """Write one document of the results in all folders. Refuse folders with results of different GPUs or software."""
     found = [read(folder / FILE) for folder in folders]
     calls = [call for each, _ in found for call in each]
     wrong = next(
         (f"{folder}: no {FILE} with results" for folder, each in zip(folders, found, strict=True) if not each[0]), ""
     )
     if not wrong and (different := next(filter(None, (calls[0].machine.differs(each.machine) for each in calls)), "")):
-        wrong = f"the folders have results of different machines or versions: {different}; write a document of each"
+        wrong = f"the folders have results of different machines or versions: {different}; write one for each folder"
     if wrong:
         print(f"python -m bench gpu: {wrong}", file=sys.stderr)
         return 2

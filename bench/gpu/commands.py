@@ -27,7 +27,7 @@ class Ended(NamedTuple):
     """A command that has ended."""
 
     code: int | None
-    """Exit status; None if the bench stopped the command because its time was up."""
+    """Exit status; None if the bench stopped the command at its time limit or at the deadline."""
     log: Path
     """File with the command's output."""
     begin: float
@@ -51,7 +51,7 @@ class Commands:
         """Run a command, and stop it if it reaches `limit` or the deadline. Append its output to NAME.log."""
         begin, clock = time.time(), self.clock()
         log = self.folder / f"{name}.log"
-        # The bench has its own cache, so that the first start is cold.
+        # Each call of the bench has its own cache, so that the first run starts with an empty cache.
         own = {"MESHRUNNER_CACHE": str(self.folder / "cache"), "PYTHONUNBUFFERED": "1"}
         with log.open("ab") as file:
             process = subprocess.Popen(
@@ -98,7 +98,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 class Outcome(NamedTuple):
-    """The outcome of a run: its state, the reason and the log of a failure, its summary, and the metrics of its steps."""
+    """The outcome of a run: its state, summary and metrics of each step, and the reason and the log of a failure."""
 
     state: State
     reason: str
@@ -111,7 +111,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(run_dir: Path, ended: Ended, commands: Commands) -> Outcome:
-    """Read the outcome of a `meshrunner run` from its directory. The directory is missing if meshrunner refused the run."""
+    """Read the outcome of a `meshrunner run` from its run directory. If meshrunner refused the run, there is no directory."""
     status = JsonFile.read(run_dir / STATUS).as_json()
     if ended.code is None or (ended.code and commands.over):
         state: State = "not run" if commands.over else "failed"

@@ -39,7 +39,7 @@ time of a step are measured. WPS is computed from the sum of the compute time an
 """
 GRID = """\
 Each row is a `meshrunner run` of {steps} steps of a small model. A row works if the loss and gradient norm of every step agree
-with those of the reference, an eager fp32 run on one device. The tolerances of loss and gradient norm are
+with those of the reference, an eager fp32 run on one device. The relative tolerances (loss and gradient norm) are
 {tolerance}.
 Any two compatible options of parallelism, precision, compilation, recomputation and loss occur together in at least one row.
 """
@@ -50,7 +50,7 @@ LISTED = 60
 
 
 class Document:
-    """The Markdown file that shows all results so far. It is rewritten for each new result."""
+    """The Markdown file that shows all results so far. `write` replaces the file after each new result."""
 
     def __init__(self, path: Path, ended: bool = False) -> None:
         self.path, self.ended = path, ended
@@ -200,7 +200,7 @@ class Document:
 
 
 def _shown(results: list[Result], part: str) -> list[str]:
-    """Return the rows of a part that ran."""
+    """Return the names of those rows of a part that have run."""
     return [*dict.fromkeys(each.what for each in results if each.part == part and each.state not in WITHOUT)]
 
 
@@ -213,7 +213,7 @@ def _of(results: list[Result], part: str, what: str) -> list[Result]:
 
 
 def _loop_of(results: list[Result], what: str) -> list[Result]:
-    """Return the results of the hand-written loop that did the work of a case."""
+    """Return the results of the hand-written loop for the same work as a case."""
     case = next((each for each in (*FIRST, *REST) if each.what == what), None)
     return _of(results, "loop", case.loop) if case else []
 

@@ -1,4 +1,4 @@
-"""Published runs on many GPUs, each repeated on one GPU: it emulates a rank of the published run (`launch.emulate`)."""
+"""Repeat published runs on many GPUs with a single GPU, which emulates one rank of each run (`launch.emulate`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = [
     if row.reserved_gib is not None
     and (row.source == "PR 165" or (row.source == "titan 2024-12" and "model=llama3_8b" in row.overrides))
 ]
-"""The runs of torchtitan's pull request #165, and of December 2024 with Llama 3 8B on 8 and 128 GPUs."""
+"""torchtitan's runs in pull request #165, and its runs of December 2024 with Llama 3 8B on 8 and 128 GPUs."""
 RANK = 0
 STEPS, UNMEASURED = 6, 3
 """Steps of a run, and the number of first steps that are not measured."""
@@ -65,7 +65,7 @@ def missing(row: Row, machine: Machine) -> str:
     """Return why a machine cannot repeat a published run, or "" if it can. A GPU of the same type may have less memory."""
     published, memory_gib = card(row), machine.memory_gib
     if memory_gib is not None and not re.search(published.match, machine.name, re.IGNORECASE):
-        return f"the published run was on {published.name}"
+        return f"this row needs the GPU of the published run, {published.name}"
     needed_gib = (row.reserved_gib or 0.0) + published.reserved_elsewhere_gib
     if memory_gib is not None and needed_gib > memory_gib:
         return f"this row needs {needed_gib:.1f} GiB, but this GPU has {memory_gib:.1f} GiB"
@@ -76,7 +76,7 @@ def emulated(row: Row, number: int, machine: Machine, commands: Commands) -> Res
     """Emulate a rank of a published run. Return its speed and reserved memory, as measured and as predicted."""
     name = f"emulate-{number:03}"
     run_dir = commands.folder / name
-    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))  # it has tests.titan2024
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))  # for tests.titan2024
     words = ["run", *overrides(row, machine), f"hydra.run.dir={run_dir}"]
     ended = commands.meshrunner(name, *words, PYTHONPATH=path)
     found, plan = outcome(run_dir, ended, commands), JsonFile.read(run_dir / PLAN).as_json()

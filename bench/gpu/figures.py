@@ -25,7 +25,7 @@ class Subject(NamedTuple):
     shape: Shape | None
     """Dimensions of the model in the hand-written loop; None if the loop has no such model."""
     overrides: str
-    """Command-line overrides that give meshrunner's model the dimensions `shape`."""
+    """Command-line overrides that give meshrunner's model the dimensions in `shape`."""
     seq_len: int
     micro_batch: int
     lr: float = 3e-4
@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
     @property
     def loop(self) -> str:
-        """Text that identifies the same work in the hand-written loop; "" if it is not measured there."""
+        """Text that identifies the same work in the hand-written loop; "" if the loop does not measure this case."""
         return self._work if self.devices == 1 and not self.more and self.subject in ("1B", "8B") else ""
 
     @property
@@ -66,7 +66,7 @@ FIRST = [
     Case("1B", "none", "per_block", SINGLE),
     Case("8B", "selective_op", "per_block"),
 ]
-"""Cases to measure three times, once before all others."""
+"""Cases to measure three times. The first measurement precedes all other cases."""
 BATCHES = [
     Case("1B", "none", "per_block", layout, more=f"micro_batch={size}") for size in (8, 2) for layout in (FSDP2, SINGLE)
 ]
@@ -110,7 +110,7 @@ SEVERAL = [
 
 
 def subjects(machine: Machine) -> dict[str, Subject]:
-    """Return the models, keyed by the names in `Case.subject`. They fit one GPU of 80 to 141 GB. On a CPU, they are toys."""
+    """Return the models, keyed by the names in `Case.subject`. They fit on one GPU of 80 to 141 GB. On a CPU, they are toys."""
     if not machine.gpus:
         toy = Shape(64, 64, 2, 4, 2, 128, tie_embeddings=True)
         model = "model.vocab_size=64 model.dim=64 model.n_layers=2 model.n_heads=4 model.n_kv_heads=2 model.ffn_dim=128"
@@ -168,6 +168,6 @@ def ratios(ours: list[Result], theirs: list[Result]) -> list[float]:
 
 
 def middle(results: list[Result], key: str) -> float | None:
-    """Return the median of a measured value, such as `mfu`, over all results that contain it, or None if none does."""
+    """Return the median of a measured value, such as `mfu`, over the results that contain it, or None if no result does."""
     known = [value for each in results if (value := each.figures.get(key)) is not None]
     return median(known) if known else None

@@ -16,10 +16,10 @@ AXES = {
     "activation_checkpoint": ("none", "full", "selective_op", "selective_layer", "memory_budget"),
     "loss": ("plain", "chunked"),
 }
-"""Options to combine, keyed by config group. Each compatible pair is in a row below. `--product` tests all combinations."""
+"""Options to combine, keyed by config group. The rows below cover each compatible pair; `--product` tests all combinations."""
 
 REFERENCE = "parallelism=single precision=fp32 compile=eager activation_checkpoint=none loss=plain"
-"""Row with the expected losses and gradient norms, within TOLERANCE, of every row of the default model."""
+"""Row whose losses and gradient norms every other row of the default model must match within TOLERANCE."""
 EXPERT_REFERENCE = "model=moe_tiny parallelism=single precision=fp32"
 HYBRID_REFERENCE = "model=hybrid_tiny parallelism=single precision=fp32 model.mamba.kernel=torch"
 MTP_REFERENCE = f"{HYBRID_REFERENCE} model.mtp.depth=2"
@@ -30,7 +30,7 @@ REFERENCES = {
     "model=hybrid_tiny": HYBRID_REFERENCE,
     "model=moe_tiny": EXPERT_REFERENCE,
 }
-"""Reference of the rows that contain an override. The first key that a row contains counts. Without any, it is REFERENCE."""
+"""Reference rows, keyed by override. The first key that a row contains applies. The reference of any other row is REFERENCE."""
 
 FIRST = [
     "parallelism=fsdp2 precision=bf16 compile=per_block activation_checkpoint=none loss=plain",
@@ -119,7 +119,7 @@ REST = [
     "parallelism=megatron_fsdp precision=bf16 launch.workers=1",
     "parallelism=megatron_fsdp precision=fp32 launch.workers=1 activation_checkpoint=full",
 ]
-"""Rows that run after the first speeds are measured."""
+"""Rows that run after the first measurements of speed."""
 HYBRIDS = [
     *(
         f"model=hybrid_tiny model.mamba.kernel=torch precision={precision} compile={compile}"
@@ -163,7 +163,7 @@ def all_combinations() -> Iterator[str]:
 
 
 LEAVES = {"profiler=trace": "trace/rank0.json.gz", "profiler=memory": "trace/memory_rank0*"}
-"""Glob patterns, keyed by option. A run with the option must write a file in its run directory that matches the pattern."""
+"""Glob patterns, keyed by option. A run with the option must write a file that matches the pattern to its run directory."""
 TOLERANCE = {
     "fp32": (1e-4, 1e-3),
     "tf32": (1e-2, 5e-2),
@@ -171,7 +171,7 @@ TOLERANCE = {
     "auto": (1e-2, 5e-2),
     "float8": (5e-2, 2e-1),
 }
-"""Largest allowed relative differences from the reference row: (in the loss, in the gradient norm) of a step, keyed by dtype."""
+"""Largest allowed relative differences (loss, gradient norm) between a step and that step of the reference, keyed by dtype."""
 
 
 def reference_of(row: str) -> str:
@@ -209,9 +209,9 @@ def dtype_of(row: str) -> str:
 
 
 def differs(row: str, steps: Steps, reference: Steps) -> str:
-    """Describe how a row's steps differ from the reference, in number or beyond TOLERANCE. Return "" if they do not differ."""
+    """Return how a row's steps differ from the reference (in number, or in value beyond TOLERANCE), or "" if they match."""
     if len(steps) != len(reference):
-        return f"it has {len(steps)} steps, the reference {len(reference)}"
+        return f"it has {len(steps)} steps, but the reference has {len(reference)}"
     for step, values in enumerate(zip(steps, reference, strict=True), 1):
         for what, most, value, expected in zip(("loss", "norm"), TOLERANCE[dtype_of(row)], *values, strict=True):
             if not abs(value - expected) <= most * abs(expected):

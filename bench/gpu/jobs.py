@@ -30,7 +30,7 @@ EXPECTED_S = {
     "calibrate": 120.0,
     "emulated": 90.0,
 }
-"""Seconds that a job of each kind is expected to take until one has run. They are guesses."""
+"""Guessed seconds that a job of each kind takes. They are used until a job of this kind has worked."""
 
 
 class Job(NamedTuple):
@@ -41,7 +41,7 @@ class Job(NamedTuple):
     what: str
     """The row's name."""
     run: Callable[[dict[str, str]], Result]
-    """Function that runs the row. Its argument contains environment variables to set, such as CUDA_VISIBLE_DEVICES."""
+    """Function that runs the row with the given environment variables, such as CUDA_VISIBLE_DEVICES."""
     kind: str = "eager"
     """Key of EXPECTED_S."""
     missing: str = ""
@@ -60,7 +60,7 @@ class Stage(NamedTuple):
     side_by_side: bool = False
     """Whether the jobs may run at the same time."""
     early: bool = False
-    """Whether the stage precedes the later stages of all other parts in a call that runs several parts."""
+    """Whether the stage runs before all stages that are not early, including those of other parts."""
 
 
 class Jobs:
@@ -107,7 +107,7 @@ class Jobs:
         ]
 
     def emulate(self) -> list[Stage]:
-        """Return the stage that repeats published runs with one emulated rank."""
+        """Return the stage that emulates one rank of each published run."""
         return [Stage([*map(self.emulated, emulate.ROWS)])]
 
     def row(self, row: str, devices: int | None = None) -> Job:
@@ -131,7 +131,7 @@ class Jobs:
         return Job("proofs", OUT_OF_MEMORY, lambda _: out_of_memory_row(self.small, self.commands), "two runs")
 
     def in_turn(self, cases: list[Case], round: int = 1) -> list[Job]:
-        """Return the jobs that measure cases. The hand-written loop follows the cases that do the same work as it does."""
+        """Return the jobs that measure cases. After each group of cases with the same work, the loop does this work."""
         found = []
         for _, same in groupby(cases, key=lambda case: case.loop):
             alike = [*same]
@@ -191,7 +191,7 @@ class Jobs:
         return "" if self.machine.version(package) else f"the package {package} is not installed"
 
     def _steps(self, row: str) -> grid.Steps:
-        """Return loss and gradient norm of each step of a reference row, or [] if it did not work."""
+        """Return loss and gradient norm of each step of a reference row, or [] if the row did not work."""
         found = self.results.find("grid", row)
         return [(loss, norm) for loss, norm in found.figures["steps"]] if found and found.state == "works" else []
 
@@ -209,7 +209,7 @@ PARTS: dict[str, Callable[[Jobs], list[Stage]]] = {
     "figures": Jobs.figures,
     "emulate": Jobs.emulate,
 }
-"""Parts of the bench. Each runs on its own with `--part`."""
+"""Parts of the bench. `--part NAME` runs only one part."""
 
 
 def _compiled(row: str) -> str:

@@ -51,7 +51,7 @@ class Machine(NamedTuple):
 
     @property
     def pair(self) -> int:
-        """Number of ranks of a run whose row does not set it: 2, so that ranks communicate, or 1 if there is only one GPU."""
+        """Default number of ranks of a run: 2, so that ranks communicate, or 1 if there is only one GPU."""
         return 1 if self.gpus == 1 else 2
 
     @classmethod
@@ -69,7 +69,7 @@ class Machine(NamedTuple):
         return tuple(int(number) for number in (self.version("torch") or "0.0").split(".")[:2])
 
     def differs(self, other: Machine) -> str:
-        """Describe how the device or the software of another machine differs, or return "". Cores and memory may differ."""
+        """Return how the GPUs or the software of two machines differ, or "". Ignore differences in cores and memory."""
         mine, others = ({f"{each.gpus} x {each.name}", *each.versions} for each in (self, other))
         missing, more = (", ".join(sorted(each)) or "nothing" for each in (mine - others, others - mine))
         return "" if mine == others else f"{missing} there, {more} here"
@@ -81,7 +81,7 @@ class Machine(NamedTuple):
         return what + f"{self.cores} cores, " + ", ".join(self.versions)
 
     def lanes(self) -> list[dict[str, str]]:
-        """Return one dict of environment variables per concurrent row. Each row gets two GPUs, or all share the only GPU."""
+        """Return one dict of environment variables per concurrent row: two GPUs for each row, or a single GPU for all rows."""
         if self.gpus == 1:
             return [{} for _ in range(1 if self.exclusive else max(1, min(4, self.cores // 4)))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

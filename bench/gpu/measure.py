@@ -16,11 +16,11 @@ from bench.gpu.results import Result
 from meshrunner.runner.rundir import JsonFile
 
 CALIBRATION_RUNS = 4
-"""Smallest number of runs to fit a device's rates to."""
+"""Minimum number of runs from which a device's rates are fitted."""
 
 
 def measured(case: Case, number: int, machine: Machine, commands: Commands, keep: Path) -> Result:
-    """Train the model of a case with meshrunner. Return its speed, memory, start-up time and losses. Copy a trace to `keep`."""
+    """Train the model of a case with meshrunner. Return speed, memory, start-up time and losses. Copy its trace to `keep`."""
     name = f"figures-{number:03}"
     run_dir = commands.folder / name
     arguments = overrides(case, subjects(machine)[case.subject], machine)
@@ -44,7 +44,7 @@ def measured(case: Case, number: int, machine: Machine, commands: Commands, keep
         remarks.append(f"saving a checkpoint stops training for {stopped:.3f} s")
     for trace in run_dir.glob("trace/rank0.json.gz"):
         remarks.append(f"trace: {shutil.copy(trace, keep / f'{name}-trace.json.gz').name}")
-    shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)  # a checkpoint of the 1B model has 15 GB
+    shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)  # a checkpoint of the 1B model takes 15 GB
     return Result("figures", case.what, found.state, "; ".join(remarks), found.log, ended.seconds, figures)
 
 
@@ -74,7 +74,7 @@ def titan_row(case: Case, graphs: str) -> str:
 def _in_loop(
     module: str, name: str, case: Case, machine: Machine, commands: Commands, more: list[str]
 ) -> tuple[Ended, dict[str, Any], str]:
-    """Run a module of bench.gpu.loops. Return how it ended, what it measured, and the reason if it failed."""
+    """Run a module of bench.gpu.loops. Return the ended command, its measurements, and the reason for its failure or ""."""
     subject = subjects(machine)[case.subject]
     assert subject.shape is not None
     out = commands.folder / f"{name}.json"
@@ -118,7 +118,7 @@ def _of_loop(
 
 
 def predicted(case: Case, number: int, machine: Machine, commands: Commands) -> Result:
-    """Predict speed and peak memory of a case with `meshrunner plan`, which takes the rates of this machine's device."""
+    """Predict the speed and peak memory of a case on this machine's device with `meshrunner plan`."""
     name = f"plan-{number:03}"
     words = overrides(case, subjects(machine)[case.subject], machine)
     ended = commands.meshrunner(name, "plan", *words, "--json")
@@ -136,7 +136,7 @@ def predicted(case: Case, number: int, machine: Machine, commands: Commands) -> 
 
 
 def calibrated(runs: list[str], commands: Commands, keep: Path) -> Result:
-    """Fit the rates of this machine's device to runs, given as run directories. Write them to `keep`/hardware.yaml."""
+    """Fit the rates of this machine's device to runs, given as run directories. Write the rates to `keep`/hardware.yaml."""
     if len(runs) < CALIBRATION_RUNS:
         return Result("proofs", "calibrate", "not run", f"needs {CALIBRATION_RUNS} runs, but found {len(runs)}")
     out = keep / "hardware.yaml"

@@ -16,7 +16,7 @@ from bench.gpu.machine import Machine
 
 FILE = "results.jsonl"
 TAIL = 30
-"""Number of lines to keep from the end of a failed row's log. The log itself may not come back from a remote machine."""
+"""Number of lines to keep from the end of a failed row's log. The log itself may be lost if the bench runs remotely."""
 State = Literal["works", "refused", "failed", "skipped", "not run"]
 
 
@@ -38,7 +38,7 @@ class Result:
     """Seconds from the command's start to its end."""
     figures: dict[str, Any] = field(default_factory=dict)
     round: int = 1
-    """Number of the measurement, if a row is measured several times."""
+    """1 for the first measurement of a row, 2 for its second, and so on."""
     tail: list[str] = field(default_factory=list)
     """Last lines of `log`."""
 
@@ -74,7 +74,7 @@ def read(file: Path) -> tuple[list[Call], list[Result]]:
 
 
 def merged(results: Iterable[Result]) -> list[Result]:
-    """Return the newest result of each row, in the order in which rows first appeared. A row that did not run changes nothing."""
+    """Return the newest result of each row, in order of first appearance. A later `not run` does not replace a result."""
     newest: dict[tuple[str, str, int], Result] = {}
     for each in results:
         if each.key not in newest or each.state != "not run":
@@ -83,7 +83,7 @@ def merged(results: Iterable[Result]) -> list[Result]:
 
 
 class Results:
-    """All results in a folder. A result is appended to the file when it is added, so a crash loses none."""
+    """All results in a folder. `add` appends each result to the file at once, so a crash loses no result."""
 
     def __init__(self, file: Path, write: Callable[[list[Call], list[Result]], None]) -> None:
         self.calls, self.all = read(file)

@@ -1,4 +1,4 @@
-"""Tests that train a small model. They test combinations of options (the grid), resuming a run, and running out of memory."""
+"""Tests that train a small model: combinations of options (the grid), resuming a run, and running out of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUT_OF_MEMORY = "a sweep in which memory runs out"
 
 
 class Small(NamedTuple):
-    """The small model that all tests of this module train. `common`: the overrides that all tests share."""
+    """The small model that all tests of this module train. All tests share the overrides `common`."""
 
     machine: Machine
     common: list[str]
@@ -25,7 +25,7 @@ class Small(NamedTuple):
     def on(cls, machine: Machine) -> Small:
         """Return the small model for a machine. On a CPU, it is so small that a test takes seconds."""
         common = ["data=random", f"steps={STEPS}", "measure_after=2", "global_batch=4", "micro_batch=1", "tracker=none"]
-        common += ["sweep.preflight=off"]  # predictions would take minutes, over all rows
+        common += ["sweep.preflight=off"]  # predicting all rows would take minutes
         if machine.gpus:
             limits = ["launch.start_timeout_minutes=2", "launch.timeout_minutes=1"]
             return cls(machine, [*common, *limits, "model.n_layers=2", "model.n_kv_heads=4"])
@@ -98,7 +98,7 @@ def resumed_row(options: str, small: Small, commands: Commands, lane: dict[str, 
 
 
 def out_of_memory_row(small: Small, commands: Commands) -> Result:
-    """Run a sweep of three batch sizes. Only the second run must run out of memory: its logits need twice the device's memory."""
+    """Run a sweep of three batch sizes. Only the second one may run out of memory: its logits take twice the device memory."""
     vocab, seq_len = (65536, 4096) if small.machine.gpus else (65536, 64)
     limit_gib = small.machine.memory_gib or 1.0
     most = int(2 * limit_gib * 2**30 / (4 * vocab * seq_len))

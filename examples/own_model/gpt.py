@@ -1,4 +1,4 @@
-"""A model of your own: a small GPT-2 with learned positions, LayerNorm and GELU, which no shipped model has.
+"""A model of your own: a small GPT-2. No shipped model has learned positions, LayerNorm or GELU.
 
     meshrunner run --config-dir examples/own_model model=gpt steps=5
 
@@ -32,7 +32,7 @@ class GPT(Model):
 
     @model_validator(mode="after")
     def _heads_divide(self) -> GPT:
-        """Check that two keys fit together. All problems are shown together, before anything starts."""
+        """Check that n_heads divides dim. meshrunner shows all problems together, before anything starts."""
         if self.dim % self.n_heads:
             raise PydanticCustomError("heads", f"dim({self.dim}) is not a multiple of n_heads({self.n_heads})")
         return self
@@ -51,6 +51,6 @@ class GPT(Model):
         return Flops(6 * weights + attention, attention)
 
     def tensor_problems(self, tensor: int) -> list[str]:
-        """Return the reasons against splitting over `tensor` devices. A sweep skips such combinations and shows the reasons."""
+        """Return reasons why the model cannot be split over `tensor` devices. A sweep skips such runs and shows why."""
         why = f"model: {type(self).__name__} has no tensor-parallel plan; use parallelism.tensor=1"
         return [why] if tensor > 1 else []

@@ -52,7 +52,7 @@ class GPTNetwork(Network):
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits, or the loss if there are targets. The loss is computed here, where FSDP has gathered the projection."""
+        """Return logits, or the loss if there are targets. The loss is computed here, while FSDP holds the whole projection."""
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)

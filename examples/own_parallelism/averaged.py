@@ -3,7 +3,7 @@
     meshrunner run --config-dir examples/own_parallelism parallelism=averaged steps=5
 
 `parallelism/averaged.yaml` names this class by `kind: examples.own_parallelism.averaged:Averaged`; nothing has to be registered.
-DDP adds two things: buckets, so that many gradients share one all-reduce, and overlap with backward.
+DDP adds two things: many gradients share one all-reduce (buckets), and all-reduces overlap with backward.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Averaged(Parallelism):
     """Every device holds a replica, and each gradient is averaged by its own collective."""
 
     reduce: Literal["fp32", "bf16"] = "fp32"
-    """dtype in which gradients are communicated; bf16 halves the traffic, but rounds."""
+    """dtype in which gradients are communicated; bf16 halves the traffic, but rounds gradients."""
 
     def degrees(self, nodes: int, workers: int) -> Degrees:
-        """Make every device a replica. Degrees that cannot work are rejected here, before anything starts."""
+        """Make every device a replica. Raise ConfigError for degrees that cannot work, before anything starts."""
         if self.tensor > 1 or self.shard not in ("auto", 1):
             raise ConfigError("parallelism: averaged only has replicas; use parallelism.tensor=1 parallelism.shard=1")
         return Degrees(replicate=nodes * workers, shard=1, tensor=1)

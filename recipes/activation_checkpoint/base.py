@@ -28,11 +28,11 @@ KNOWN_OPERATORS = (
     "aten.topk",
     "meshrunner.grouped_mm",
 )
-"""Operators that all supported versions of torch have. A config that lists only these operators is checked without torch."""
+"""Operators of all supported versions of torch. A config that lists only these operators is checked without importing torch."""
 
 
 class ActivationCheckpoint(Option):
-    """Base class of the options. Each option chooses which activations to drop and recompute in backward (Chen et al. 2016)."""
+    """Base class of the options. Each option chooses the activations that backward recomputes (Chen et al. 2016)."""
 
     kinds: ClassVar[dict[str, str]] = {
         "none": "meshrunner.recipes.activation_checkpoint.base:NoRecompute",
@@ -122,7 +122,7 @@ class SavedOperator(Section):
     op: str
     """Name under torch.ops without the overload, such as `aten.mm`."""
     every: Count = 1
-    """k: save the result of the first of every k calls in a block. 1: save all results. torchtitan uses 2 for `mm`."""
+    """k: of every k calls in a block, save only the first call's result. 1: save all results. torchtitan uses 2 for `mm`."""
 
 
 class SelectiveOp(Recompute):
@@ -159,7 +159,7 @@ class SelectiveOp(Recompute):
         return super().wrap(block, preserve_rng_state=preserve_rng_state, **how)
 
     def policy(self) -> Callable[..., Any]:
-        """Return a function that counts calls to decide which results to save. Use it for one forward and its recomputation."""
+        """Return a function that counts calls to decide which results to save, for one forward pass and its recomputation."""
         from torch.utils.checkpoint import CheckpointPolicy
 
         every: dict[OpOverload[..., Any], int] = {}

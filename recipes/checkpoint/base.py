@@ -43,7 +43,7 @@ class Checkpoint(Option):
 
 
 class NoCheckpoint(Checkpoint):
-    """No checkpoints are saved. With `checkpoint=none`, a run still continues from a checkpoint in its directory or in `load`."""
+    """No checkpoints are saved. A run still continues from a checkpoint in its run directory or from `load`."""
 
     saves: ClassVar[bool] = False
 

@@ -158,7 +158,7 @@ def checkpoint_folders(folder: Path) -> dict[int, Path]:
 
 def good_checkpoints(folder: Path, *, may_ignore: bool = True) -> tuple[list[StoredCheckpoint], list[str]]:
     """Return the checkpoints in `folder` that `read_checkpoint` accepts, newest first, and a warning for each of the others.
-    If `may_ignore` is false, raise ConfigError if there are checkpoints in another format and no good checkpoint."""
+    Raise ConfigError if `may_ignore` is false, no checkpoint is good, and at least one checkpoint has another format."""
     good, damaged = [], {}
     for path in checkpoint_folders(folder).values():
         try:
@@ -176,7 +176,7 @@ def candidates(
 ) -> tuple[list[StoredCheckpoint], list[str]]:
     """Return the good checkpoints in `own` (the run's `checkpoints` directory), newest first. If there are none, return those
     in `load`. Also return a warning for each damaged checkpoint. Raises ConfigError if `own` has checkpoints in another format
-    and no good checkpoint, or if `load` is given and neither directory has a good checkpoint. key: the key of `load`."""
+    and no good checkpoint, or if `load` is given and neither directory has a good checkpoint. key: name of the key."""
     found, warnings = good_checkpoints(own, may_ignore=False) if own else ([], [])
     if found or load is None:
         return found, warnings
@@ -185,8 +185,8 @@ def candidates(
 
 
 def named_checkpoints(name: str, key: str) -> tuple[list[StoredCheckpoint], list[str]]:
-    """Return the good checkpoints in a run directory, newest first, or the checkpoint `name`. Also return a warning for each
-    damaged checkpoint. Raise ConfigError if no checkpoint is good. key: the configuration key with the value `name`."""
+    """Return the good checkpoints of the run directory `name`, newest first, and a warning for each damaged one. If `name` is a
+    checkpoint, return only this checkpoint. Raise ConfigError if none is good. key: the configuration key of `name`."""
     path = Path(name).expanduser().absolute()
     if not path.is_dir():
         raise ConfigError(f"{key}: no such directory: {path}; expected a run directory or one checkpoint")

@@ -38,7 +38,7 @@ class ChecksummedWriter(FileSystemWriter):
     def __init__(
         self, folder: Path, complete: Callable[[dict[str, tuple[int, int]]], None], *, on_host: bool = False
     ) -> None:
-        # On CUDA, torch copies state to the host while writing, in the current stream. State on the host needs no copies.
+        # If `ahead` is positive, torch copies GPU state to the host while it writes. State on the host needs no copies.
         ahead = 0 if on_host else 10_000_000  # bytes; torch's default
         super().__init__(folder, sync_files=True, overwrite=False, per_thread_copy_ahead=ahead)
         self.complete = complete
@@ -154,7 +154,7 @@ class DCPSaver:
 
 
 def staging_options(model: nn.Module) -> StagingOptions:
-    """Return torch's options for copying a model's state to host memory. On CUDA, the copies run asynchronously."""
+    """Return torch's options for copying a model's state to host memory. On CUDA, the host does not wait for each copy."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     return StagingOptions(
         # torch keeps one pinned buffer per tensor. FSDP1 creates new tensors for every state dict, so no buffer would be reused.

@@ -1,4 +1,5 @@
-"""Read and set a run's state, {"model": ..., "optimizer": ...}, as sharded tensors. Load checkpoints saved with any sharding.
+"""Read and set a run's state, {"model": ..., "optimizer": ...}, as sharded tensors. A run can load a checkpoint that was
+saved with another sharding.
 
 With FSDP1 and tensor parallelism, torch (2.13) crashes or hangs if the tensor-parallel shards of a parameter have unequal sizes.
 The class `_UnevenShards` works around this torch bug, but only for parameters. Therefore, optimizer state such as `exp_avg` is

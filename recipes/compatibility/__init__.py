@@ -1,5 +1,5 @@
-"""A table of the combinations of options that cannot work, with the reason and an alternative for each combination. The
-options themselves make the checks that need arithmetic, such as whether the degrees of parallelism fit the devices."""
+"""A table of the combinations of options that cannot work, with the reason and an alternative for each combination. Checks
+that need arithmetic are methods of the options, such as whether the degrees of parallelism fit the devices."""
 
 from meshrunner.recipes.compatibility import evaluations, pipelines, rows
 from meshrunner.recipes.parallelism.base import Degrees

@@ -1,1 +1,1 @@
-"""The `compile` group, and the recording of a whole training step as a CUDA graph."""
+"""The `compile` group, and the capture of a whole training step as one CUDA graph."""

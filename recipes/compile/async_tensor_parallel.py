@@ -19,7 +19,7 @@ def fuse_collectives(group: ProcessGroup) -> None:
 
 
 class _CountFused(CustomGraphPass):
-    """Count fused operators. Inductor caches each graph with the graph's counts, so operators in cached graphs count, too."""
+    """Count fused operators. Inductor caches the counts with each graph, so operators of cached graphs are counted, too."""
 
     def __call__(self, graph: fx.Graph) -> None:
         counters["inductor"][ASYNC_TP_FUSED] += sum("symm_mem.fused" in str(node.target) for node in graph.nodes)

@@ -93,7 +93,7 @@ class TorchCompile(Compile):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
     """Inductor's mode, which trades compile time for speed; null: inductor's default."""
     fullgraph: bool | Literal["auto"]
-    """true: a graph break is an error; auto: false for modules that contain FSDP units, which cause graph breaks, else true."""
+    """Whether a graph break is an error. auto: true, except for modules that contain FSDP units, which cause graph breaks."""
     allow_buffer_reuse: bool
     """Whether inductor stores new results in the memory of dead tensors, to save memory."""
 
@@ -137,7 +137,7 @@ class TorchCompile(Compile):
 
         # torch.fx uses tqdm, whose default lock is a system semaphore that a killed worker would leak.
         tqdm.set_lock(threading.RLock())
-        # The number of tokens that ranks exchange differs at each step, so it must not become a constant of the graph.
+        # Ranks exchange a different number of tokens in each step, so the number must not become a constant of the graph.
         torch._dynamo.config.capture_scalar_outputs = True
         torch._inductor.config.allow_buffer_reuse = self.allow_buffer_reuse
         torch._inductor.config.emulate_precision_casts = emulate_casts

@@ -24,9 +24,9 @@ class DataSpec(NamedTuple):
     seed: int
     """Seed for the order of the sequences, and for random tokens."""
     share: float = 0.0
-    """Share of the source's documents that are held out. 0 without evaluation, or if the evaluation has its own data."""
+    """Share of the source's documents to hold out for evaluation. 0 without evaluation, or if `eval.data` names other data."""
     held_out: int | None = None
-    """Number of sequences to evaluate. None: the sequences to train on."""
+    """Number of held-out sequences to evaluate. None if these settings describe the training data."""
 
 
 class Sequences(Protocol):
@@ -36,9 +36,9 @@ class Sequences(Protocol):
         """Wait for `count` sequences and return them, [count, seq_len + 1]. Raises RuntimeError if packing has stopped."""
 
     def describe(self) -> dict[str, Any]:
-        """Return a description of the data for the run record, as JSON values. Keys include `tokenizer_hash`, `corpus_hash` (of
-        all packed text), `beginning_hash` (of the first tokens, which are always packed before training begins), and
-        `document_length` (mean over tokens of the number of tokens in their document, if documents are separate)."""
+        """Return a description of the data for the run record, as JSON values. Packed text has the keys `tokenizer_hash`,
+        `corpus_hash` (of all packed text) and `beginning_hash` (of the first tokens, which are always packed before training
+        begins). If documents are separate, `document_length` is the mean length of a token's document, averaged over tokens."""
 
 
 def different_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -93,8 +93,8 @@ class Data(Option):
         """Return the sequences to train or evaluate on. Every worker calls this method after `prepare`."""
 
     def for_evaluation(self, trained: Data, spec: DataSpec) -> Self:
-        """Return the option that reads held-out data from this source. `trained`, `spec`: the training data, which is already
-        prepared. Raise ConfigError if the option cannot hold out data, or cannot use the tokenizer of the training data."""
+        """Return the option that reads held-out data from this source. `trained`, `spec`: option and settings of the training
+        data, which is already prepared. Raise ConfigError if this option cannot hold out data or use the training tokenizer."""
         raise ConfigError(f"eval: data={self.kind} cannot hold out data; set eval.data, or use eval=none")
 
 
@@ -106,7 +106,7 @@ class Random(Data):
 
     def open(self, spec: DataSpec) -> Sequences:
         if spec.held_out is not None:
-            spec = spec._replace(seed=spec.seed + 2**63)  # larger than every seed of a run
+            spec = spec._replace(seed=spec.seed + 2**63)  # larger than every training seed, so the tokens differ
         return RandomSequences(spec)
 
 

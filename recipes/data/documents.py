@@ -1,4 +1,4 @@
-"""The column of a row that contains a document, and the key `data.documents`, which limits attention to documents."""
+"""Read documents from a column of the data's rows, and define `data.documents`, which can limit attention to one document."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from meshrunner.recipes.option import did_you_mean
 
 
 class SeparableText(PackedText):
-    """Base class of the options that can limit attention to documents."""
+    """Base class of the options that can limit attention to the tokens of one document."""
 
     documents: Literal["joined", "separate"] = "joined"
     """Attention across documents. joined: a token attends to all earlier tokens of its sequence; separate: only to tokens of its
@@ -38,6 +38,6 @@ def text_in(row: dict[str, Any], column: str, file: str = "") -> str:
 
 
 def missing_column(column: str, columns: list[str], file: str = "") -> ConfigError:
-    """Return the error for a missing column. file: name of the file for the message, or "" for no name."""
+    """Return the error for a missing column. file: file to name in the message, or "" to name no file."""
     hint, where = did_you_mean(column, columns), f" in '{file}'" if file else ""
     return ConfigError(f"data.field: no column '{column}'{where}.{hint} Columns: {', '.join(columns)}")

@@ -25,7 +25,7 @@ class HuggingFace(SeparableText):
     split: str
     """The split, such as `train`."""
     revision: str | None
-    """A commit or tag of the data set; null: the newest revision. A newer revision does not replace cached tokens."""
+    """A commit or tag of the data set; null: the newest revision. Tokens that are already cached are not updated."""
     field: str
     """The column with the text."""
 

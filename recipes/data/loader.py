@@ -12,7 +12,7 @@ from meshrunner.recipes.data.base import Sequences
 
 Batches = list[tuple[Tensor, Tensor]]
 Part = Callable[[Tensor, int], Tensor]
-"""(tensor with all tokens of some sequences, its token dimension) -> the part of the tensor that this rank holds."""
+"""(tensor with whole sequences, number of its token dimension) -> the part of the tensor that this rank holds."""
 
 
 class Loader:

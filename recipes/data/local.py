@@ -28,7 +28,7 @@ class LocalText(SeparableText):
     """Base class of the options that read local files."""
 
     suffixes: ClassVar[tuple[str, ...]]
-    """Suffixes of the files that are read from a directory."""
+    """File name suffixes of the format. In a directory, other files are ignored."""
 
     path: Annotated[str, BeforeValidator(_not_missing)]
     """A file, a directory (searched recursively for files of this format) or a glob pattern. Files are read in path order."""

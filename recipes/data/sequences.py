@@ -16,7 +16,7 @@ HASHED_TOKENS = 1 << 20
 """Maximum number of tokens that `beginning_hash` covers, counted from the beginning of the data."""
 PROGRESS_POLL_S = 0.05
 PRODUCER_TIMEOUT_S = 10.0
-"""Seconds that a reader waits for missing tokens if no process is packing tokens. Then the reader fails."""
+"""Seconds that a reader waits for missing tokens while no process is packing. Afterwards, the reader raises an error."""
 
 
 class PackedSequences:
@@ -28,7 +28,7 @@ class PackedSequences:
     """
 
     def __init__(self, entry: CacheEntry, spec: DataSpec, shuffle: int | None, *, separate: bool = False) -> None:
-        """separate: whether attention is limited to documents, so that `describe` must measure the documents."""
+        """separate: whether attention is limited to single documents. If so, `describe` reports their mean length."""
         self.entry = entry
         self.spec = spec
         self.shuffle, self.separate = shuffle, separate
@@ -91,7 +91,7 @@ class PackedSequences:
         """Wait until `tokens` tokens (None: all) are packed, then map tokens.bin. Raises RuntimeError if packing has stopped."""
         idle_since: float | None = None
         while True:
-            produced = self.entry.is_locked()  # check before reading, because the last record is written under the lock
+            produced = self.entry.is_locked()  # check first, because a producer writes its last record before unlocking
             progress = self.entry.read() or PackProgress()
             if progress.complete or (tokens is not None and progress.tokens >= tokens):
                 break
@@ -111,8 +111,8 @@ class PackedSequences:
 
 
 def mean_length(tokens: NDArray[np.unsignedinteger[Any]], end: int, seq_len: int) -> float:
-    """Return the mean over all tokens of the length of the token's document. A document is cut where a sequence ends. end: the
-    last token of every document."""
+    """Return the mean length of a token's document, averaged over all tokens. A document that continues in the next sequence
+    counts as two documents. end: the token that ends each document."""
     length = min(seq_len, len(tokens))
     tokens = tokens[: len(tokens) // length * length]
     places = np.arange(1, len(tokens) + 1)

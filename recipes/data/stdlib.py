@@ -40,7 +40,7 @@ class Stdlib(SeparableText):
         return self._texts(every=max(1, sum(size for _, size in files) // SAMPLE_BYTES))
 
     def _texts(self, every: int) -> Iterator[str]:
-        """Yield the help texts, sorted by topic, then one in `every` source files, sorted by path."""
+        """Yield the help texts, sorted by topic, then source files, sorted by path. If `every` is k, yield every k-th file."""
         if self.text != "sources":
             topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
             yield from (topics[name] for name in sorted(topics))

@@ -22,7 +22,7 @@ SAMPLE_CHARACTERS = 8_000_000
 """Approximate number of characters, from the beginning of the data, on which a tokenizer is trained. Training takes 1-2 s."""
 BATCH_CHARACTERS = 256_000
 HELD_OUT_CHARACTERS = 16_000
-"""BATCH_CHARACTERS for held-out text, which is found slowly: 1 of 200 documents by default."""
+"""Like BATCH_CHARACTERS, but for held-out text. A batch fills slowly, because by default 1 of 200 documents is held out."""
 RECORD_INTERVAL_S = 0.5
 """Seconds between two updates of progress.json. A killed packing process loses at most about this many seconds of work."""
 Position = dict[str, Any]
@@ -36,9 +36,9 @@ class PackedText(Data):
     """Whether a separate process packs the text during training. If false, the text is packed before training starts."""
 
     tokenizer: str | None
-    """A sentencepiece .model file, a tokenizer.json or a folder with one; null: train a BPE tokenizer on the text."""
+    """A sentencepiece .model file, a tokenizer.json or its folder; null: train a BPE tokenizer on the text."""
     vocab_size: AutoCount
-    """Vocabulary size if `tokenizer` is null; a short text may yield a smaller one. auto: model.vocab_size, at most 32000."""
+    """Vocabulary size to train if `tokenizer` is null; a short text may yield less. auto: model.vocab_size, at most 32000."""
     bos: bool = False
     """Whether to put the tokenizer's begin token before each document."""
     shuffle: Annotated[int | None, whole(None)]
@@ -49,8 +49,8 @@ class PackedText(Data):
         """Return JSON values that identify the text without reading all of it. Raises ConfigError if the text is missing."""
 
     def read_documents(self, position: Position) -> Iterator[tuple[str, Position]]:
-        """Yield (document, position after it) for all documents after `position`. Raises ConfigError if one is unreadable. The
-        method may have the name `documents` in classes without the key `documents`."""
+        """Yield each document after `position`, with the position after that document. Raises ConfigError if a document is
+        unreadable. A class without the key `documents` may call this method `documents`."""
         found: Iterator[tuple[str, Position]] = self.documents(position)  # type: ignore[attr-defined]
         return found
 
@@ -111,11 +111,11 @@ class PackedText(Data):
         return progress.complete or (self.shuffle is not None and progress.tokens > self.shuffle * spec.seq_len)
 
     def for_evaluation(self, trained: Data, spec: DataSpec) -> Self:
-        """Return a copy that packs text like the training data. Sequences are evaluated in file order."""
+        """Return a copy that uses the tokenizer and the value of `bos` of the training data, and does not shuffle sequences."""
         if not isinstance(trained, PackedText):
             raise ConfigError(f"eval.data: data={trained.kind} has no tokenizer; use eval.data=null")
         if self is not trained and self.tokenizer is not None:
-            raise ConfigError("eval.data.tokenizer: the tokenizer of `data` is used; use eval.data.tokenizer=null")
+            raise ConfigError("eval.data.tokenizer: evaluation uses `data`'s tokenizer; use eval.data.tokenizer=null")
         tokenizer = trained.tokenizer or str(trained.entry(spec).tokenizer)
         return self.model_copy(update={"tokenizer": tokenizer, "bos": trained.bos, "shuffle": 1})
 
@@ -211,8 +211,8 @@ def pack(
     threads: int,
     spec: DataSpec,
 ) -> PackProgress:
-    """Tokenise the remaining documents until the progress suffices, and append their tokens to the entry, each document between
-    its begin token (if there is one) and end token. threads: number of threads; -1: all cores."""
+    """Tokenise the remaining documents and append their tokens to the entry, until the tokens suffice. Put the begin token, if
+    the tokenizer has one, before each document, and the end token after it. threads: number of threads; -1: all cores."""
     import numpy as np
 
     begin, end = [] if tokenizer.bos is None else [tokenizer.bos], [tokenizer.eos]
@@ -252,7 +252,7 @@ def pack(
 
 
 def suffices(progress: PackProgress, spec: DataSpec) -> bool:
-    """Return whether a run needs no more tokens than are packed."""
+    """Return whether the packed tokens are enough for a run."""
     return progress.complete or (spec.held_out is not None and progress.tokens > spec.held_out * spec.seq_len)
 
 

@@ -87,7 +87,8 @@ class CacheEntry:
         replace_file(self._progress, json.dumps(value | {"checksum": _checksum(value)}).encode())
 
     def verify(self, thorough: bool = False) -> PackProgress | None:
-        """Return the progress record. If the files do not match it, delete them and return None. The caller holds the lock."""
+        """Return the progress record if it matches the files. Otherwise delete record and files, and return None. The caller
+        holds the lock."""
         progress = self.read()
         with suppress(FileNotFoundError):
             if progress and hashlib.sha256(self.tokenizer.read_bytes()).hexdigest() == progress.tokenizer:

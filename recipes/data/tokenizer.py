@@ -1,7 +1,7 @@
 """Load tokenizers from files, and train sentencepiece tokenizers (BPE with byte fallback) on the training text. Decoding with a
 trained tokenizer restores the original text with one exception: U+2581 becomes a space, because sentencepiece uses U+2581 for
-spaces. The bytes of a tokenizer are a sentencepiece model, or a JSON object with the text of a `tokenizer.json` file of the
-library `tokenizers`, and with the begin and end tokens that tokenizer_config.json names."""
+spaces. The bytes of a tokenizer are either a sentencepiece model or a JSON object. The JSON object contains the text of a
+`tokenizer.json` (a file of the library `tokenizers`), and the begin and end tokens that tokenizer_config.json names."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def read_tokenizer_json(path: Path) -> bytes:
     if eos is None:
         lack = "has no eos_token" if config.exists() else "does not exist"
         raise ConfigError(
-            f"data.tokenizer: '{config}' {lack}, so documents cannot be separated; it must name the eos_token"
+            f"data.tokenizer: '{config}' {lack}, so documents cannot be separated; this file must name the eos_token"
         )
     return json.dumps({FILE: text, "bos": bos, "eos": eos}).encode()
 
@@ -152,11 +152,11 @@ def load_tokenizer_json(model: bytes, where: str) -> Tokenizer:
     ids = library.get_vocab()
     if content["eos"] not in ids:
         raise ConfigError(
-            f"{where} does not contain the eos_token of its {CONFIG}, {content['eos']!r}; correct one file"
+            f"{where} does not contain the eos_token of its {CONFIG}, {content['eos']!r}; correct one of the two files"
         )
     library.no_truncation()
     library.no_padding()
-    library.encode_special_tokens = True  # or a document could contain the text of the end token, and so end early
+    library.encode_special_tokens = True  # otherwise a document that contains the end token's text would end there
 
     def encode(texts: list[str], threads: int) -> list[list[int]]:
         if threads == 1:  # in the process that packs in the background

@@ -37,8 +37,8 @@ class HeldOut(NamedTuple):
         found = self.global_batches(sequences) * self.global_batch
         if found < self.sequences:
             return (
-                f"eval.sequences: the held-out text is enough for {found} of {self.sequences} sequences (whole global batches "
-                f"of {self.global_batch}); raise eval.share or set eval.data to evaluate more"
+                f"eval.sequences: the held-out text has only {found} of {self.sequences} sequences, counted in whole global "
+                f"batches of {self.global_batch}; raise eval.share or set eval.data to evaluate more"
             )
         if found > self.sequences:
             multiple = f"a multiple of the global batch of {self.global_batch}"
@@ -61,7 +61,7 @@ class Evaluation(Option):
 
     @property
     def patience(self) -> int | None:
-        """Consecutive evaluations without a new lowest loss after which the run ends; None: the run takes all steps."""
+        """The run ends after this number of consecutive evaluations without a new lowest loss. None: it takes all steps."""
         return None
 
     @property
@@ -70,7 +70,7 @@ class Evaluation(Option):
         return 0.0
 
     def held_out(self, data: Data, spec: DataSpec, global_batch: int) -> HeldOut | None:
-        """Return the data to evaluate on, or None. `data`, `spec`: the training data. Raise ConfigError if no tokenizer fits."""
+        """Return the data to evaluate on, or None. `data`, `spec`: the training data. Raise ConfigError if none is usable."""
         return None
 
     def due(self, step: int, last_step: int) -> bool:
@@ -83,7 +83,7 @@ class NoEvaluation(Evaluation):
 
 
 class HeldOutLoss(Evaluation):
-    """The loss on data that the run does not train on, before the first step, every `every` steps and after the last step."""
+    """The loss on data that the run does not train on. Computed before step 1, every `every` steps and after the last."""
 
     evaluates: ClassVar[bool] = True
 
@@ -92,11 +92,11 @@ class HeldOutLoss(Evaluation):
     sequences: Count
     """Sequences to evaluate, rounded up to whole global batches."""
     data: Annotated[SerializeAsAny[Data] | None, chosen(Data, optional=True)]
-    """Data to evaluate on, with the tokenizer of the training data. null: documents of the training data."""
+    """Data to evaluate on, with the tokenizer of the training data. null: documents held out from the training data."""
     share: float = Field(gt=0, lt=1)
     """Share of the training documents to hold out if `data` is null."""
     stop_after: Annotated[int | None, whole(None), Affects.FIGURES]
-    """Consecutive evaluations without a new lowest loss after which the run ends as completed. null: never."""
+    """The run ends as completed after this number of consecutive evaluations without a new lowest loss. null: never."""
 
     @property
     def patience(self) -> int | None:

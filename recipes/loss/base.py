@@ -108,7 +108,7 @@ class ChunkedLoss(Loss):
             if isinstance(hidden, DTensor):
                 hidden = hidden.to_local()
             # Under sequence parallelism, a rank holds a shard of every sequence. A chunk is the same range of positions in each
-            # shard. The projection all-gathers the chunk shard by shard, so the chunk's targets are selected in that order.
+            # shard. The projection gathers the parts of a chunk in rank order, so the targets are selected in this order.
             parts = targets.view(targets.shape[0], -1, hidden.shape[1])  # [batch, shards, positions of a shard]
             positions = max(1, self.tokens // hidden.shape[0])
             losses = [

@@ -120,5 +120,5 @@ class _ChunkWeight(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[None, Tensor]:
         own, later = gradients
-        # Nothing else uses `later`. Adding out of place would raise peak memory by one fp32 gradient of the largest weight.
+        # Add in place, because nothing else uses `later`. A new tensor would raise peak memory by one fp32 weight gradient.
         return None, own.float() if later is None else later.add_(own)

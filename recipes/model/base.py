@@ -32,7 +32,7 @@ def matches(patterns: Iterable[str], name: str) -> bool:
 
 
 def check_patterns(key: str, patterns: Iterable[str], names: Collection[str]) -> None:
-    """Raise ConfigError if a pattern of the configuration key `key` matches none of the names of all parameters."""
+    """Raise ConfigError if a pattern matches no parameter. key: configuration key of the patterns; names: all names."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"{key}: '{pattern}' matches no parameter; names look like {', '.join(list(names)[:3])}")
@@ -46,7 +46,7 @@ class Flops(NamedTuple):
     """Part of `total` that grows with the sequence length: the matmuls query x key and score x value."""
 
     def within(self, length: float, seq_len: int) -> Flops:
-        """Return the FLOPs for attention within documents. length: mean over tokens of the length of their document."""
+        """Return the FLOPs for attention within documents. length: length of a token's document, averaged over tokens."""
         attention = round(self.attention * length / seq_len)
         return Flops(self.total - self.attention + attention, attention)
 
@@ -120,7 +120,7 @@ class Model(Option):
         raise NotImplementedError
 
     def block_flops(self, seq_len: int) -> list[int]:
-        """Return the training FLOPs per token of each block, then their sum over all later modules. Needed only for pipelines."""
+        """Return training FLOPs per token: a number for each block, then one for all later modules. Only pipelines need it."""
         raise NotImplementedError
 
     def alignment_problems(self, tensor: int, element_bytes: int) -> list[str]:
@@ -156,7 +156,7 @@ class Model(Option):
         return self.at_depth(blocks)
 
     def build(self, seq_len: int) -> Network:
-        """Build the network and freeze parameters. Raise ConfigError if a pattern matches no parameter or all are frozen."""
+        """Build the network and freeze parameters. Raise ConfigError if a pattern matches nothing or everything is frozen."""
         network = self.network(seq_len)
         parameters = dict(network.named_parameters())
         check_patterns("model.freeze", self.freeze, parameters)

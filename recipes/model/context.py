@@ -19,16 +19,16 @@ _wait: Callable[[Tensor], Tensor] = collectives.wait_tensor
 class Context:
     """The ranks that share sequences, and the positions that each of them holds.
 
-    With `allgather`, a sequence is cut into 2 x ranks chunks. Rank r holds chunk r and the r-th chunk from the end, so that all
-    ranks have the same number of (query, key) pairs under the causal mask. With `ulysses`, which divides attention by heads, a
-    rank holds consecutive positions.
+    With `allgather`, a sequence is cut into two chunks per rank. Rank r holds chunk r and the r-th chunk from the end, so that
+    all ranks have the same number of (query, key) pairs under the causal mask. With `ulysses`, which divides attention by
+    heads, a rank holds consecutive positions.
     """
 
     def __init__(self, group: ProcessGroup, method: str, seq_len: int) -> None:
         self.group, self.method, self.rank, self.ranks = group, method, group.rank(), group.size()
         self.chunks = self.rank, 2 * self.ranks - 1 - self.rank
         size = seq_len // (2 * self.ranks)
-        # Made once, because torch cannot make a mask inside a region that is checkpointed selectively.
+        # Make the masks here, because torch cannot make them inside a region that is checkpointed selectively.
         self.masks = [causal_lower_right(size, (chunk + 1) * size) for chunk in self.chunks]
 
     def own(self, x: Tensor, dim: int) -> Tensor:

@@ -21,7 +21,7 @@ class RopeScaling(Section):
     low_freq_factor: float = 1.0
     """Wavelengths longer than `original_seq_len / low_freq_factor` are multiplied by `factor`."""
     high_freq_factor: float = 4.0
-    """Wavelengths below `original_seq_len / high_freq_factor` are kept; those between the two limits are interpolated."""
+    """Wavelengths below `original_seq_len / high_freq_factor` are unchanged; those between the two limits are interpolated."""
     original_seq_len: Count = 8192
     """Sequence length in training before the extension."""
 
@@ -188,7 +188,7 @@ class Decoder(Model):
         ]
 
     def other_flops(self, name: str) -> int:
-        """Return forward FLOPs per token that a weight causes outside matmuls and attention, such as in Mamba-2's recurrence."""
+        """Return forward FLOPs per token to count for a weight, besides matmuls and attention, such as Mamba-2's recurrence."""
         return 0
 
     @property

@@ -16,8 +16,8 @@ class Documents(NamedTuple):
     """Rows of the rotary table, [batch, seq, 2, head_dim], or None if positions are not encoded. Positions count from the
     beginning of each document."""
     mask: Tensor
-    """Summand of the attention scores, [batch, 1, query, key]: 0 for earlier keys of the query's document and for the query
-    itself, -inf for all other keys."""
+    """Summand of the attention scores, [batch, 1, query, key]: 0 for keys of the query's document up to the query's position,
+    -inf for all other keys."""
 
 
 Rope = Tensor | Documents | None

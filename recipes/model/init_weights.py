@@ -111,7 +111,7 @@ def own_indices(parameter: Tensor) -> list[range]:
     own = [range(size) for size in parameter.shape]
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
-        # A strided shard divides the shards of later mesh dimensions, so it is computed after those dimensions.
+        # A strided shard divides the shards of later mesh dimensions, so process those dimensions first.
         placed = sorted(enumerate(parameter.placements), key=lambda each: isinstance(each[1], _StridedShard))
         for mesh_dim, placement in placed:
             if isinstance(placement, Shard | _StridedShard):

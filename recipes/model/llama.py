@@ -43,12 +43,12 @@ class Llama(Decoder):
 
 
 class MoE(Llama):
-    """Llama with experts in all blocks after the first `dense_layers`, as in Mixtral, Llama 4 and the FFN of DeepSeek-V3."""
+    """Llama with experts in all but the first `dense_layers` blocks, as in Mixtral, Llama 4 and the FFN of DeepSeek-V3."""
 
     dense_layers: Annotated[int, whole(at_least=0)] = 0
     """Number of leading blocks with a dense feed-forward network of width `ffn_dim`."""
     experts: Experts
-    """Settings of the experts in all blocks after the first `dense_layers`."""
+    """Settings of the experts in all but the first `dense_layers` blocks."""
 
     @model_validator(mode="after")
     def _has_experts(self) -> MoE:

@@ -41,7 +41,7 @@ class Network(nn.Module):
     observed: Mapping[str, Tensor] = MappingProxyType({})
     """Sums of metrics over the forward passes of the current step, 0-d, fp32, keyed by the metrics' names in events.jsonl."""
     loss: LossFunction
-    """The loss function of the `loss` option, set before training. Given targets, `forward` calls `loss`, not the projection:
+    """The loss function of the `loss` option, set before training. With targets, `forward` calls `loss` and not the projection:
 
         loss(output, hidden [batch, seq, dim] after the final norm, targets [batch, seq]) -> mean loss of the tokens, 0-d, fp32
 
@@ -153,7 +153,7 @@ class Loads:
         """Sum token counts over ranks, update the experts' biases, and reset the counts. Return global metrics (0-d, fp32).
 
         An expert's load is its token count. Per block, bias += rate x sign(mean load - load) (Wang et al. 2024, arXiv 2408.15664,
-        algorithm 1). If `taken`, whether the step is taken (0-d, bool), is false, biases stay unchanged. A block's
+        algorithm 1). taken: whether the optimizer step is taken (0-d, bool); if it is not, biases stay unchanged. A block's
         violation is (largest load / mean load) - 1. The host does not wait for the device.
         """
         for group in self.groups:

@@ -13,7 +13,7 @@ TensorPlan = dict[str, ParallelStyle]
 
 
 class SplitParameters(ParallelStyle):
-    """Shards each parameter named in `dims` along the given dimension. Every rank slices a full copy, so no data is sent."""
+    """Shards each parameter named in `dims` along the given dimension. Ranks slice their full copies, so no data is sent."""
 
     def __init__(self, dims: dict[str, int]) -> None:
         super().__init__()

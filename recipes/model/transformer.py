@@ -38,7 +38,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension (Zhang and Sennrich 2019)."""
 
-    # Not derived from nn.RMSNorm, which `meshrunner plan` cannot trace with compile=whole_model.
+    # Do not derive from nn.RMSNorm: `meshrunner plan` cannot trace nn.RMSNorm with compile=whole_model.
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
@@ -96,7 +96,7 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     or [batch, seq, 2, head_dim]."""
     cos, sin = rope.unsqueeze(-3).unbind(-2)
     swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)
-    # Not addcmul, which rounds only once: fp32 logits are bit-equal to those of transformers.
+    # Do not use addcmul, which rounds only once. Rounding twice makes fp32 logits bit-equal to those of transformers.
     return (x * cos).add_(swapped * sin).type_as(x)
 
 
@@ -128,7 +128,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: Rope) -> Tensor:
         """Attend within each sequence, or within each document if `rope` has documents. x: [batch, seq, dim]."""
         rope, mask = rope if isinstance(rope, Documents) else (rope, None)
-        # [batch, seq, dim] -> [batch, seq, heads, head_dim]. -1, because a tensor-parallel rank has only some heads.
+        # [batch, seq, dim] -> [batch, seq, heads, head_dim]. `view` infers heads, because tensor parallelism splits them.
         q, k, v = (w(x).view(*x.shape[:-1], -1, self.head_dim) for w in (self.wq, self.wk, self.wv))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)

@@ -23,7 +23,7 @@ class Trainable(NamedTuple):
 
 
 def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
-    """Return this rank's gradient shards. Parameters without a gradient, such as some empty shards, are left out."""
+    """Return this rank's gradient shards. Skip parameters without a gradient, such as some empty shards."""
     gradients = (each.parameter.grad for each in trained)
     return [local_part(g) for g in gradients if g is not None]
 
@@ -31,8 +31,8 @@ def local_gradients(trained: Iterable[Trainable]) -> list[Tensor]:
 @torch.no_grad()
 def squared_norm(trained: Sequence[Trainable], device: torch.device | None = None) -> Tensor:
     """Return the squared 2-norm of full gradients: 0-d, fp64. All ranks of a parameter's groups must pass the same parameters. An
-    fp32 sum on a CPU has a relative error of 2e-6 that depends on the sharding. Clipping by such a norm would make the otherwise
-    equal results of FSDP1 and FSDP2 differ. device: the device of the all-reduce; default: the parameters' device."""
+    fp32 sum on a CPU would have a relative error of 2e-6 that depends on the sharding. FSDP1 and FSDP2 would then clip
+    differently, although their gradients are equal. device: the device of the all-reduce; default: the parameters' device."""
     by_groups: dict[tuple[dist.ProcessGroup, ...], list[Trainable]] = {}
     for each in trained:
         by_groups.setdefault(each.shard_groups, []).append(each)

@@ -94,7 +94,7 @@ class WarmupCosine(Warmup):
 
 
 class WSD(Warmup):
-    """Warm-up, stable, decay (Hu et al. 2024, MiniCPM): full rate, then a linear decay at the end."""
+    """Linear warm-up, then the full rate, then a linear decay (warm-up, stable, decay: Hu et al. 2024, MiniCPM)."""
 
     decay: float = Field(gt=0, le=1)
     """Length of the decay as a fraction of the steps after warm-up."""

@@ -3,9 +3,10 @@
 Each rank gathers a matrix's momentum once, orthogonalises the whole matrix, and keeps its own shard. torch.optim.Muon instead
 communicates in every matmul of the iteration.
 
-The iteration amplifies differences between gradients, even those of rounding. After 10 steps of a small model, the updates of
-DDP, HSDP, FSDP2, tensor, pipeline and expert parallelism differ from those of one process by at most 2e-5 with
-`iteration_dtype=fp32` and 4e-2 with bf16, and the losses by 2e-7 and 7e-7 (||difference|| / ||update|| of any parameter).
+The iteration amplifies differences between gradients, even rounding errors. DDP, HSDP, FSDP2, tensor, pipeline and expert
+parallelism were compared with one process over 10 steps of a small model. With `iteration_dtype=fp32`, the updates of a
+parameter differ by at most 2e-5 (||difference|| / ||update||), and the losses by at most 2e-7. With bf16, updates differ by at
+most 4e-2, and losses by at most 7e-7.
 """
 
 import math
@@ -19,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from meshrunner.recipes.model.init_weights import local_part, narrowed, own_indices
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the iteration: singular values x become a x + b x^3 + c x^5. Repeated, this moves all of them close to 1."""
+"""a, b, c. An iteration replaces each singular value x by a x + b x^3 + c x^5. Several iterations move them close to 1."""
 ITERATIONS = 5
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -54,9 +55,9 @@ class MuonAdamW(torch.optim.AdamW):
         momentum = gradient.lerp(mean, group["momentum"]).to(DTYPES[group["iteration_dtype"]])
         update = orthogonalised(_whole(momentum, parameter))
         own = own_indices(parameter)
-        own[:-2] = map(range, update.shape[:-2])  # a stack's matrices are not gathered
+        own[:-2] = map(range, update.shape[:-2])  # of a stack, `update` has only this rank's matrices
         update = narrowed(update, own)
-        # An orthogonal matrix has entries of root mean square 1 / sqrt(longer side); AdamW's updates have about 0.2.
+        # The entries of an orthogonal matrix have root mean square 1 / sqrt(longer side). That of AdamW's updates is about 0.2.
         scale = 0.2 * math.sqrt(max(parameter.shape[-2:]))
         weight.mul_(1 - decay).sub_(update.float() * (lr * scale))
 
@@ -72,7 +73,7 @@ def _whole(shard: Tensor, parameter: Tensor) -> Tensor:
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """Replace the singular values of each matrix by values near 1, by Newton-Schulz iteration. matrices:
+    """Use Newton-Schulz iteration to replace the singular values of each matrix by values near 1. matrices:
     [rows, columns] or [matrices, rows, columns]."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]

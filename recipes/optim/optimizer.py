@@ -81,7 +81,7 @@ class AdamW(Optimizer):
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
         return self._class()(
-            [{"params": list(parameters)}],  # a stage may have no parameters, which torch accepts only in a group
+            [{"params": list(parameters)}],  # a stage may have no parameters; torch takes an empty list only in a group
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,
@@ -98,7 +98,7 @@ class AdamW(Optimizer):
 
 class Muon(AdamW):
     """Muon (Jordan et al. 2024) for the weights of linear layers in blocks and for each expert's matrices. The update is the
-    orthogonalised momentum, scaled so that AdamW's learning rate fits (Liu et al. 2025). AdamW updates all other parameters."""
+    orthogonalised momentum, scaled to suit AdamW's learning rate (Liu et al. 2025). AdamW updates all other parameters."""
 
     gathers_matrices: ClassVar[bool] = True
     capturable: ClassVar[bool] = False
@@ -124,7 +124,7 @@ class Muon(AdamW):
 
 
 def regroup(optimizer: torch.optim.Optimizer, chosen: Collection[nn.Parameter], **settings: Any) -> None:
-    """Move the chosen parameters to parameter groups with different settings."""
+    """Apply settings to the chosen parameters. If only a part of a group is chosen, move this part to a new group."""
     for group in list(optimizer.param_groups):
         moved = [each for each in group["params"] if each in chosen]
         kept = [each for each in group["params"] if each not in chosen]

@@ -28,7 +28,8 @@ class Outliers:
 
     @torch.no_grad()
     def is_outlier(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
-        """Return whether to skip a step, 0-d, bool. Add other finite steps to the history. loss: this rank's mean loss."""
+        """Return whether to skip a step, 0-d, bool. Add the step to the history if it is finite and not skipped. loss: this
+        rank's mean loss."""
         step = torch.stack((loss, grad_norm))
         dist.all_reduce(step)
         step /= dist.get_world_size()  # all ranks average the same number of tokens, and have the same norm

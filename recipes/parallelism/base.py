@@ -33,7 +33,7 @@ class Degrees(NamedTuple):
     tensor: int
     context: int = 1
     """Number of adjacent ranks that hold different parts of the same sequences. The degree `shard` (or `replicate`, if nothing is
-    sharded) also counts these ranks. They hold the same weights, or different shards of the same weights."""
+    sharded) is a multiple of `context`. The ranks hold the same weights, or different shards of the same weights."""
     pipeline: int = 1
     """Size of the outermost dimension: the number of groups of devices that hold different blocks."""
 
@@ -48,7 +48,7 @@ class Degrees(NamedTuple):
 
     @property
     def without_context(self) -> tuple[int, int]:
-        """The degrees (`replicate`, `shard`), but the degree that counts the ranks of `context` is divided by `context`."""
+        """The degrees (`replicate`, `shard`), with `context` divided out of the degree that is a multiple of `context`."""
         if self.shard % self.context:
             return self.replicate // self.context, self.shard
         return self.replicate, self.shard // self.context
@@ -82,7 +82,7 @@ class Parallelism(Option):
     all-gathers every unit once per micro batch."""
 
     shard: AutoCount
-    """Devices that parameters, gradients and optimizer state are sharded over. auto: all devices / the other degrees."""
+    """Devices that parameters, gradients and optimizer state are sharded over. auto: all devices divided by other degrees."""
     replicate: Count
     """Model replicas, each sharded over `shard` devices."""
     tensor: Count
@@ -90,7 +90,8 @@ class Parallelism(Option):
     context: Count = 1
     """Devices that share each sequence."""
     context_method: Literal["allgather", "ulysses"] = "allgather"
-    """Exchange between `context` devices for attention. allgather: gather keys and values. ulysses: exchange tokens for heads."""
+    """Exchange between `context` devices for attention. allgather: gather keys and values. ulysses: give each device some heads
+    of all tokens."""
     pipeline: Count = 1
     """Groups of devices that hold different blocks."""
     pipeline_schedule: Literal[
@@ -98,7 +99,7 @@ class Parallelism(Option):
     ] = "1f1b"
     """Order of the forward and backward passes of micro batches."""
     pipeline_stages: AutoCount = "auto"
-    """Stages per device. auto: 1 or 2."""
+    """Stages per device. auto: 1 or 2, depending on `pipeline_schedule`."""
     pipeline_split: list[Count] | None = None
     """Blocks per stage. null: balance FLOPs."""
     expert: Count = 1
@@ -224,7 +225,7 @@ class Parallelism(Option):
         return torch.autocast(device_type, precision.param_dtype)
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        """Set whether a micro batch reduces gradients. Return the context to run it in. last: whether it ends a step."""
+        """Set whether a micro batch reduces gradients. Return its context manager. last: whether it is the step's last one."""
         return nullcontext()
 
     def after_step(self, model: nn.Module) -> dict[str, float]:
@@ -232,7 +233,7 @@ class Parallelism(Option):
         return {}
 
     def after_evaluation(self, model: nn.Module) -> None:
-        """Undo what forward passes without backward change in the wrapped model."""
+        """Undo the changes to the wrapped model that forward passes without a backward have caused."""
 
     def traffic(self, unit: UnitParameters, precision: Precision, degrees: Degrees, micro_batches: int) -> Traffic:
         """Return the bytes that data parallelism all-gathers and reduces for one unit in one step."""

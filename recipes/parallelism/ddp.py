@@ -48,7 +48,7 @@ class DDP(Parallelism):
             bucket_cap_mb=self.bucket_cap_mb,
             gradient_as_bucket_view=True,
             init_sync=False,  # the replicas are equal by construction
-            # If False, DDP rebuilds its buckets after a process's first step, which may change the order of summation.
+            # If False, DDP rebuilds its buckets after the first step, so a resumed run may add up in another order.
             find_unused_parameters=torch.are_deterministic_algorithms_enabled(),
         )
 

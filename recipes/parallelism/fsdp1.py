@@ -32,7 +32,7 @@ class FSDP1(Parallelism):
     forward_prefetch: bool
     """Whether to all-gather the next unit before the current unit's forward starts."""
     limit_all_gathers: bool
-    """Whether to limit the host to two queued all-gathers ahead of the device. The limit saves memory."""
+    """Whether the host queues at most two all-gathers before the device runs them, which saves memory."""
 
     def apply(
         self, model: nn.Module, mesh: DeviceMesh, plan: WrapPlan, precision: Precision, initialiser: Initialiser

@@ -79,7 +79,7 @@ class FSDP2(Parallelism):
     def unsupported(self, device_type: str) -> str | None:
         if device_type == "cuda" or self.buffers not in NCCL_BUFFERS:
             return None
-        return f"parallelism.buffers: {self.buffers} is allocated by NCCL and needs a GPU; use dynamic, max_pool or scheduled"
+        return f"parallelism.buffers: NCCL allocates {self.buffers} buffers and needs a GPU; use dynamic, max_pool or scheduled"
 
     def untraceable(self) -> str | None:
         if self.cpu_offload:
@@ -141,7 +141,7 @@ class FSDP2(Parallelism):
     def _prefetch(self, model: nn.Module, network: Network) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        # With expert parallelism the host waits for the exchanged tokens in every block, so it would issue all-gathers late.
+        # With expert parallelism, the host waits for tokens in every block. Without prefetching, all-gathers would start late.
         depth = self.prefetch or int(self.expert > 1)
         if not depth:
             return
@@ -175,7 +175,7 @@ class FSDP2(Parallelism):
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-                # Backward prefetches units in this order, so units of an evaluation would be gathered needlessly.
+                # Backward prefetches the units in this list, so it would gather the units of an evaluation needlessly.
                 order = module._get_fsdp_state()._comm_ctx.post_forward_order
                 for unit in order:
                     unit._post_forward_indices.clear()

@@ -1,6 +1,6 @@
 """Megatron-FSDP: ZeRO by NVIDIA's package megatron-fsdp, which can keep communication buffers in pools. The package joins several
 parameters in a bucket and cuts the bucket into equal shards, so ranks can hold different numbers of a parameter's rows. Do not
-gather such DTensors with torch, which expects torch.chunk's shards."""
+gather such DTensors with torch, because torch expects the shards that torch.chunk makes."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class MegatronFSDP(Parallelism):
         return sharded
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[None]:
-        # If True, backward ends with gradients reduced among all devices. Unsharded gradients (`zero` 0 and 1) must be reduced
+        # If set, backward ends with gradients reduced among all devices. Unsharded gradients (`zero` 0 and 1) must be reduced
         # only once per step. `set_model_auto_sync` would warn in every step.
         model.model_auto_sync = last
         return nullcontext()
@@ -191,7 +191,7 @@ class MegatronFSDP(Parallelism):
 
 @contextmanager
 def without_update(optimizer: Optimizer) -> Iterator[None]:
-    """Suppress the effect of the optimizer step that `fully_shard_optimizer` takes before release 0.7.0 (Megatron-LM PR 5976)."""
+    """Suppress the effect of the optimizer step in `fully_shard_optimizer` of releases before 0.7.0 (Megatron-LM PR 5976)."""
     keys = ("lr", "weight_decay")
     before = [{key: group[key] for key in keys if key in group} for group in optimizer.param_groups]
     for group, values in zip(optimizer.param_groups, before, strict=True):
@@ -208,7 +208,7 @@ def unit_classes(network: Network, plan: WrapPlan, zero: int, double_buffer: str
     """Return the classes of the modules that become units. Raise ConfigError if megatron-fsdp cannot apply the wrap plan."""
     for name, unit in plan.items():
         if unit.reshard_after_forward not in ((True, False) if zero == 3 else (False,)):
-            units_are = "either reshards a unit fully or not at all" if zero == 3 else "never shards parameters"
+            units_are = "reshards a unit either fully or not at all" if zero == 3 else "never shards parameters"
             raise ConfigError(
                 f"wrap: megatron_fsdp with zero={zero} {units_are}; set reshard_after_forward of '{name}' to null"
             )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def mesh_dims(degrees: Degrees) -> dict[str, int]:
-    """Return the sizes of the mesh dimensions, outermost first. `shard` is included even if 1: a mesh cannot be empty."""
+    """Return the sizes of the mesh dimensions, outermost first. Keep `shard` even if its size is 1: a mesh cannot be empty."""
     sizes = {"pipeline": degrees.pipeline, "replicate": degrees.replicate}
     sizes |= {"shard": degrees.shard, "tensor": degrees.tensor}
     return {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
@@ -41,7 +41,7 @@ def named_mesh(device_type: str, dims: dict[str, int]) -> DeviceMesh:
 
 
 def place(mesh: DeviceMesh, degrees: Degrees) -> tuple[int, int]:
-    """Return the index of this rank's set of sequences, and the rank's index among the `context` devices sharing it."""
+    """Return the index of this rank's set of sequences, and the rank's index among the `context` devices that share the set."""
     return divmod(mesh.get_rank() % (degrees.devices // degrees.pipeline) // degrees.tensor, degrees.context)
 
 
@@ -59,7 +59,7 @@ def replicas(mesh: DeviceMesh) -> int:
 
 
 def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the part of the mesh that FSDP uses: `shard`, or `replicate` and `shard` with several replicas (hybrid sharding)."""
+    """Return the part of the mesh that FSDP uses: `shard`. With several replicas, also `replicate` (hybrid sharding)."""
     return mesh["replicate", "shard"] if replicas(mesh) > 1 else mesh["shard"]
 
 

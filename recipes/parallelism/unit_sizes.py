@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LocalParameter(NamedTuple):
-    """One device's part of a parameter (the largest, if sizes differ) after tensor and expert parallelism, before FSDP."""
+    """One device's part of a parameter after tensor and expert parallelism, before FSDP. The largest part, if sizes differ."""
 
     shape: tuple[int, ...]
     trained: bool
@@ -65,7 +65,7 @@ class Traffic(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Counts of one unit's fp32 elements that the device with the largest shards stores between steps."""
+    """Numbers of fp32 elements that the device with the largest shards stores for one unit between steps."""
 
     weights: int
     gradients: int

@@ -30,7 +30,7 @@ class Unit:
     reshard_after_forward: bool | int
     """True: free the unsharded parameters after forward. False: keep the parameters. N: reshard the parameters over N devices."""
     lookup: bool = False
-    """Whether the unit is an embedding outside the blocks, which FSDP2 does not gather in backward."""
+    """Whether the unit is an embedding outside the blocks. FSDP2 does not gather such a unit in backward."""
 
 
 WrapPlan = dict[str, Unit]
@@ -162,10 +162,10 @@ class Rules(Wrap):
 
     needs_network: ClassVar[bool] = True
     rules: list[Rule]
-    """The rules in order. A rule is {match: PATTERN_OR_CLASS}. Optional keys: `reshard_after_forward` (always, never,
-    except_last or a number; null: as in parallelism) and `wrap` (false: not a unit). For example
-    [{match: layers.*.attention, reshard_after_forward: never}, {match: Block}, {match: "*", wrap: false}]. The first rule
-    that matches a module applies. A module that no rule matches belongs to the unit around it."""
+    """The rules in order. The first rule that matches a module applies. A module that no rule matches belongs to the unit
+    around it. A rule is {match: PATTERN_OR_CLASS} and two optional keys. `reshard_after_forward`: always, never, except_last
+    or a number; null: the value in `parallelism`. `wrap`: false if matching modules are not units. For example
+    [{match: layers.*.attention, reshard_after_forward: never}, {match: Block}, {match: "*", wrap: false}]."""
 
     def units(self, network: Network) -> dict[str, Reshard | None]:
         decided = self._first_matches(network)
@@ -207,8 +207,8 @@ def check_units(network: Network, names: Iterable[str]) -> None:
             )
         if parameters := shared.get(name):
             raise ConfigError(
-                f"wrap: '{name}' cannot be a unit: {parameters[0]} is shared with a module outside it; leave '{name}' out, so "
-                "that the unit around both modules holds the parameter"
+                f"wrap: '{name}' cannot be a unit: {parameters[0]} is shared with a module outside it; do not wrap '{name}', "
+                "so that the unit around both modules holds the parameter"
             )
 
 

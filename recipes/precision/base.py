@@ -41,7 +41,7 @@ class Precision(Option):
 
     @property
     def scales_rows(self) -> bool:
-        """Whether each row of a float8 tensor has one or more scales of its own."""
+        """Whether the rows of a float8 tensor have separate scales, one or more per row."""
         return False
 
     @property
@@ -50,7 +50,7 @@ class Precision(Option):
         return 1
 
     def on(self, device_type: str) -> Precision:
-        """Return this option, or the precision that `auto` chooses (fp32 on `cpu` devices, bf16 on `cuda` devices)."""
+        """Return the option itself. `auto` instead returns fp32 on `cpu` devices and bf16 on `cuda` devices."""
         return self
 
     def untraceable(self) -> str | None:
@@ -131,8 +131,8 @@ class Float8(BF16):
     """Linear layers multiply in float8: inputs, weights and output gradients are scaled and cast before each matmul."""
 
     scaling: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"]
-    """One scale per tensor (fastest) or per row (more accurate). rowwise_with_gw_hp: per row, with weight gradients in bf16.
-    mxfp8 (Blackwell GPUs only): one power of two per 32 elements of a row (OCP Microscaling Formats 1.0)."""
+    """tensorwise: one scale per tensor (fastest). rowwise: one per row (more accurate). rowwise_with_gw_hp: like rowwise, with
+    weight gradients in bf16. mxfp8 (only Blackwell): a power of two per 32 elements of a row (OCP Microscaling Formats 1.0)."""
     all_gather: bool
     """Whether to all-gather weights in float8 instead of bf16, which halves the traffic. Needs FSDP2 and tensorwise scaling."""
     skip: list[str]

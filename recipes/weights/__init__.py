@@ -1,1 +1,1 @@
-"""Weights from outside a run: names, configuration and files of Hugging Face folders, and values read for each shard."""
+"""Initial weights, exported weights, and the names, configuration and files of Hugging Face folders."""

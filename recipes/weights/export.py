@@ -39,8 +39,8 @@ PROBE = "  If x:\n\t\tprint('ä ﬁ Å 日本 🎉\x00')\r\n    Return   007 "
 
 
 def write_weights(stored: StoredCheckpoint, model: Model, folder: Path, dtype: str, file_bytes: int) -> tuple[int, int]:
-    """Write safetensors files, each with at most `file_bytes` bytes of tensors or with one tensor. Several files have an index.
-    Return the number of tensors and their bytes. Raise OSError, or ConfigError if the checkpoint cannot be read."""
+    """Write safetensors files. Each has at most `file_bytes` bytes of tensors, or one tensor. If there are several files, add
+    an index. Return the number of tensors and their bytes. Raise OSError, or ConfigError if the checkpoint is unreadable."""
     assert isinstance(model, Llama)
     target = getattr(torch, dtype)
     shapes = {name: each.shape for each in counterparts(model).values() for name in each.tensors}
@@ -99,8 +99,8 @@ def tokenizer_files(data: PackedText, spec: DataSpec, sha256: str | None) -> tup
     library = equivalent(processor, tokenizer.bos)
     if library.encode(PROBE, add_special_tokens=False).ids != processor.encode(PROBE):
         raise ConfigError(
-            f"'{data.tokenizer}' has no equivalent tokenizer.json, because it normalises text or is not BPE; copy the files "
-            "of its tokenizer for transformers to the folder"
+            f"'{data.tokenizer}' has no equivalent tokenizer.json, because the tokenizer normalises text or is not BPE; "
+            "copy the model's Hugging Face tokenizer files into the folder"
         )
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -108,18 +108,18 @@ def tokenizer_files(data: PackedText, spec: DataSpec, sha256: str | None) -> tup
         "eos_token": processor.id_to_piece(tokenizer.eos),
         "model_max_length": spec.seq_len,
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,  # in training, too, the text of a special token is text
+        "split_special_tokens": True,  # as in training, where a special token's name is ordinary text
     }
     return tokenizer, {"tokenizer.model": model, FILE: library.to_str().encode(), CONFIG: json.dumps(config).encode()}
 
 
 def equivalent(processor: SentencePieceProcessor, bos: int | None) -> Library:
-    """Return a BPE model of sentencepiece as a tokenizer of the library `tokenizers`. bos: begin token of every text, or None."""
+    """Convert a BPE model of sentencepiece to the library `tokenizers`. bos: token id that begins every text, or None."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
     pieces = {processor.id_to_piece(number): number for number in range(len(processor))}
     special = [piece for piece, each in pieces.items() if processor.is_control(each) or processor.is_unknown(each)]
-    merges = []  # sorted as sentencepiece prefers them: by the score of the result
+    merges = []  # as in sentencepiece, a merge whose result has a higher score comes first
     for piece, number in pieces.items():
         cuts = () if piece in special or processor.is_byte(number) else range(1, len(piece))
         parts = ((piece[:cut], piece[cut:]) for cut in cuts)

@@ -1,7 +1,7 @@
 """Headers of the safetensors files of a Hugging Face folder. This module imports neither torch nor safetensors.
 
-A file starts with the header's size in bytes (8 bytes, little-endian) and the header, a JSON object: tensor -> dtype, shape and
-[begin, end) of the tensor's bytes after the header.
+The first 8 bytes of a file are the header's size in bytes, little-endian. The header follows, a JSON object: tensor -> dtype,
+shape and [begin, end) of the tensor's bytes, counted from the end of the header.
 """
 
 import json

@@ -36,7 +36,7 @@ FIXED = {
     "mlp_only_layers": [],
     "partial_rotary_factor": 1.0,
 }
-"""Keys that config.json may have only with these values, because meshrunner's networks implement only these values."""
+"""The only supported values of some keys of config.json, because meshrunner's networks do not implement other values."""
 
 SCALING = {
     **{key: key for key in ("factor", "low_freq_factor", "high_freq_factor")},
@@ -74,7 +74,7 @@ class HuggingFace(Model):
 
 def expanded(config: dict[str, Any]) -> dict[str, Any]:
     """Replace `kind: hf` in a configuration's section `model` by the keys of `llama` or `moe`; return other configurations
-    unchanged. Raise ConfigError if the folder's model cannot be expressed."""
+    unchanged. Raise ConfigError if these keys cannot express the folder's model."""
     given = dict(config["model"]) if isinstance(config.get("model"), dict) else {}
     if given.pop("kind", None) != KIND:
         return config
@@ -131,13 +131,14 @@ def model_section(theirs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(theirs: dict[str, Any]) -> dict[str, Any]:
-    """Return the rotary settings as transformers 5 writes them. Transformers 4 has `rope_theta` outside, and formerly `type`."""
+    """Return the rotary settings in the form of transformers 5. Transformers 4 has `rope_theta` at the top level, and older
+    versions have `type` instead of `rope_type`."""
     found = (theirs.get("rope_scaling") or {}) | (theirs.get("rope_parameters") or {})
     return {"rope_type": found.get("type", "default"), "rope_theta": theirs.get("rope_theta")} | found
 
 
 def _experts(theirs: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of `kind=moe`. Both families choose the experts with the best softmax scores, without balancing."""
+    """Return the keys of `kind=moe`. Mixtral and Qwen3-MoE choose experts by softmax scores and do not balance loads."""
     mixtral = theirs["model_type"] == "mixtral"
     experts = {
         "number": theirs["num_experts"] if "num_experts" in theirs else theirs["num_local_experts"],
@@ -177,7 +178,7 @@ def config_of(model: Model, seq_len: int) -> dict[str, Any]:
         "rms_norm_eps": model.norm_eps,
         "tie_word_embeddings": model.tie_embeddings,
         "max_position_embeddings": seq_len,
-        "rope_theta": model.rope_theta,  # of transformers 4, as `rope_scaling`
+        "rope_theta": model.rope_theta,  # transformers 4 reads this key and `rope_scaling`
         "rope_scaling": rope if s else None,
         "rope_parameters": rope | {"rope_theta": model.rope_theta},
     }
@@ -196,7 +197,7 @@ def config_of(model: Model, seq_len: int) -> dict[str, Any]:
 def _refuse_lost_keys(model: Llama, config: dict[str, Any]) -> None:
     """Raise ConfigError if the model that config.json describes differs from the given model."""
     described = type(model).model_validate(model_section(config)).model_dump(mode="json")
-    # config.json always states head_dim, only dense blocks use ffn_dim, and the other keys do not change a model's output.
+    # config.json always states head_dim, only dense blocks use ffn_dim, and the other ignored keys do not affect outputs.
     ignored = {"freeze", "weights", "head_dim", "experts.balance_rate", *(["ffn_dim"] if model.routed else [])}
     for key, _, value in differences(described, model.model_dump(mode="json")):
         if key not in ignored and (key, value) != ("experts.balance", "sequence_loss"):
@@ -206,7 +207,7 @@ def _refuse_lost_keys(model: Llama, config: dict[str, Any]) -> None:
 
 
 def family(model: Llama) -> str:
-    """Return the `model_type` in config.json of the family whose names the model's parameters have."""
+    """Return the Hugging Face family (`model_type` in config.json) that has the same parameters as the model."""
     if model.routed is not None:
         return "qwen3_moe" if model.qk_norm else "mixtral"
     if model.qk_norm:
@@ -232,7 +233,7 @@ def counterparts(model: Llama) -> dict[str, Counterpart]:
 
 
 def _block_tensors(model: Llama, is_dense: bool) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield (name here, name in the folder, shape) of a block's parameters except router and experts."""
+    """Yield (name in the network, name in the folder, shape) of each parameter of a block, except router and experts."""
     queries, keys = model.n_heads * model.head_width, model.n_kv_heads * model.head_width
     yield "attention_norm.weight", "input_layernorm.weight", (model.dim,)
     for letter, width in {"q": queries, "k": keys, "v": keys}.items():

@@ -1,5 +1,5 @@
-"""Check the initial weights of a run before anything starts, and read them for each shard. Checking imports neither torch nor
-safetensors."""
+"""Check the initial weights of a run before anything starts, and read each rank's shard of them. Checking imports neither torch
+nor safetensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def loads_checkpoint(recipe: Recipe) -> bool:
 
 
 def check_weights(recipe: Recipe) -> None:
-    """Raise ConfigError if `model.weights` names no weights that fit the model and the tokenizer."""
+    """Raise ConfigError if the weights that `model.weights` names are missing, or do not fit the model or the tokenizer."""
     if recipe.model.weights is None:
         return
     trains_tokenizer = getattr(recipe.data, "tokenizer", "") is None
@@ -56,17 +56,17 @@ def check_weights(recipe: Recipe) -> None:
         trains_tokenizer = trains_tokenizer and not changed <= {"shuffle", "documents", "bos"}
     if trains_tokenizer:
         raise ConfigError(
-            f"{KEY}: data.tokenizer=null trains a tokenizer on the text, whose tokens mean nothing to these weights; set "
+            f"{KEY}: data.tokenizer=null trains a new tokenizer, but these weights were trained with another one; set "
             "data.tokenizer to the weights' tokenizer, or use data=random"
         )
 
 
 def _check_tensors(model: Model, folder: Path) -> None:
     if not isinstance(model, Llama):
-        raise ConfigError(f"kind={model.kind} has no form in Hugging Face folders; use a run directory or a checkpoint")
+        raise ConfigError(f"a Hugging Face folder cannot hold a kind={model.kind} model; use a run or checkpoint")
     stored = stored_tensors(folder)
     shapes = {name: each.shape for each in counterparts(model).values() for name in each.tensors}
-    # Some folders also hold tensors that a network shares or computes.
+    # Some folders also hold tensors that the network shares between layers or computes itself.
     shared = ["lm_head.weight"] if model.tie_embeddings else []
     wrong = [f"lacks {name}" for name in shapes if name not in stored]
     for name, (_, dtype, shape) in stored.items():

@@ -1,1 +1,1 @@
-"""Finds the change that made runs slower, larger or different: repeats runs until noise no longer decides."""
+"""Find the change that made runs slower, larger or different. Repeat runs until the difference exceeds the noise."""

@@ -1,8 +1,8 @@
-"""Decides whether a variant of a run is like the good or the bad variant, with as many rounds of runs as the noise requires.
+"""Decide whether a variant of a run is like the good or the bad variant. Run as many rounds of runs as the noise requires.
 
 A round executes the good, the tested and the bad variant in random order, so that drift of the machine affects all three alike.
-The decision is Wald's sequential probability ratio test. It compares two hypotheses: the variant's figure is normally distributed
-around the good variant's, or around the bad variant's.
+The decision is Wald's sequential probability ratio test. It compares two hypotheses: the tested variant's figure is normally
+distributed around the good variant's figure, or around the bad variant's figure.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from meshrunner.runner.process.receipt import run_command
 from meshrunner.runner.rundir.files import is_run
 
 DECIDED = math.log(200)
-"""Logarithm of the likelihood ratio that decides. One of 200 decisions may be wrong."""
+"""Logarithm of the likelihood ratio at which the test decides. One of 200 decisions may be wrong."""
 DIFFERENT = 0.001
 """Two-sided p-value below which the good and the bad variant differ."""
 FEWEST = 3
 """Minimum number of rounds from which noise is estimated."""
 LEAST_NOISE = 0.35
-"""Minimum noise, relative to the difference between good and bad. With less noise, a single outlier could decide."""
+"""Least noise that the test assumes, relative to the difference between good and bad, so that no single outlier decides."""
 OUTPUT = "output.log"
 """File with the output of all runs."""
 FIGURES = {
@@ -41,7 +41,7 @@ FIGURES = {
 
 
 TRACED = ("profiler=memory", "profiler.start=0", "profiler.steps=1")
-"""Overrides with which runs on CPUs measure the peak of live tensors, which is exact."""
+"""Overrides with which runs on CPUs measure the exact peak of live tensors."""
 
 
 class Variant(NamedTuple):
@@ -107,7 +107,7 @@ class Referee:
     def _decide(self, variant: Variant) -> bool | None:
         evidence = 0.0
         for _ in range(self.most):
-            # standard deviation of `share`, which compares one run with the mean of two
+            # standard deviation of `share`, in which one run is compared with the mean of two
             noise = math.sqrt(0.75) * self.spread / abs(self.gap)
             found = self._round(variant) if noise else self._measure(variant)
             if found is None:
@@ -146,7 +146,7 @@ class Referee:
         """Run a variant. Return its figure; None if the run fails or has none of the figures."""
         self.runs += 1
         path = self.folder / f"{self.runs:03}_{re.sub('[^A-Za-z0-9.-]+', '-', variant.name)[:80]}"
-        self.problem = "it has none of the figures"
+        self.problem = "it recorded no figure that --by can compare"
         if not (is_run(path) and read_run(path).state == "completed"):
             overrides = [*variant.overrides, *self.extra, f"hydra.run.dir='{path}'"]
             with (self.folder / OUTPUT).open("a") as output:

@@ -10,19 +10,19 @@ from meshrunner.recipes.errors import ConfigError
 from meshrunner.runner.bisect.referee import Variant
 
 IsBad = Callable[[Variant], bool | None]
-"""Returns whether a variant is bad, or None if it cannot run."""
+"""Function that returns whether a variant is bad, or None if the variant cannot run."""
 
 
 def first_of_list(variants: Sequence[Variant], is_bad: IsBad) -> list[str]:
-    """Return the name of the first bad variant. The first variant is good and the last one is bad. If variants before the first
-    bad one cannot run, also return their names."""
+    """Return the name of the first bad variant of a list that starts with a good one and ends with a bad one. If variants
+    directly before the first bad one cannot run, also return their names."""
     good, bad = _boundary(len(variants) - 1, lambda i: is_bad(variants[i]))
     return [each.name for each in variants[good + 1 : bad + 1]]
 
 
 def fewest_overrides(good: Mapping[str, str], bad: Mapping[str, str], is_bad: IsBad) -> list[str]:
-    """Return a smallest set of overrides of a bad run that make a good run bad (QuickXplain, Junker 2004). `~key`: the bad run
-    does not have this override. good, bad: overrides, keyed by key."""
+    """Return a minimal set of a bad run's overrides that makes a good run bad (QuickXplain, Junker 2004). An item `~key` means
+    that the bad run lacks the good run's override of this key. good, bad: overrides, keyed by key."""
     keys = [key for key in dict.fromkeys([*good, *bad]) if good.get(key) != bad.get(key)]
     found: list[str] = []
 
@@ -47,7 +47,7 @@ def fewest_overrides(good: Mapping[str, str], bad: Mapping[str, str], is_bad: Is
 
 def first_commit(control: Path, good: str, bad: str, is_bad: Callable[[str], bool | None]) -> list[str]:
     """Return the first bad commit between two revisions. If commits before the first bad one cannot run, also return them.
-    control: a worktree without files, for the state of `git bisect`."""
+    control: a worktree without files that holds the state of `git bisect`."""
     output = git(control, "bisect", "start", "--no-checkout", bad, good)
     while "is the first bad commit" not in output:
         if "only 'skip'ped commits left" in output:

@@ -1,4 +1,4 @@
-"""Calibrates a device: fits the constants in its `hardware` section to measured runs. Repeats with equal settings count once."""
+"""Calibrates a device: fits the constants in its `hardware` section to measured runs. Runs with equal settings count as one."""
 
 import json
 import math
@@ -45,7 +45,7 @@ class Calibration:
     left_out_errors: list[float]
     """Error of each run's predicted speed in percent, with constants fitted to the other runs only."""
     left_out: dict[str, str]
-    """Reasons why combinations of settings are left out of the fit, keyed by the name of the combination."""
+    """Reasons why the fit does not use some combinations of settings, keyed by the name of the combination."""
     before: GPU | CPU
     hardware: GPU | CPU
     """The device with its constants before and after the fit."""
@@ -117,7 +117,7 @@ class _Candidate(NamedTuple):
     device: ExpectedDevices
     """Device of the run. A CPU's name includes the number of threads per worker, because a CPU's rates depend on that number."""
     matmul_rate: dict[str, float]
-    """Matmul rate from which the fit of a CPU starts: ROUGH x measured rate, such as {'fp32_tflops': 0.4}. Empty for a GPU."""
+    """Matmul rate from which a CPU's fit starts: ROUGH x the measured rate, such as {'fp32_tflops': 0.4}. Empty for a GPU."""
 
 
 def _candidate(name: str, row: Row) -> _Candidate:
@@ -155,7 +155,7 @@ def _check_enough(combinations: int, left_out: dict[str, str]) -> None:
         many = counted(combinations, "combination")
         raise ConfigError(
             f"calibrate: found {many} with a measured speed, but at least {FEWEST} are needed"
-            f"{'. Left out:' if reasons else ''}{reasons}"
+            f"{'. Combinations that were not used:' if reasons else ''}{reasons}"
         )
 
 
@@ -188,5 +188,5 @@ def as_yaml(calibration: Calibration) -> str:
 
     hardware = json.loads(calibration.hardware.model_dump_json(), parse_float=rounded)
     many, error = hardware["calibrated"]["runs"], hardware["calibrated"]["error_pct"]
-    title = f"# Fitted to {many} measured combinations; a fit to the others predicted each to within {error:g}%\n"
+    title = f"# Fitted to {many} measured combinations; each was predicted to within {error:g}% by fitting the others\n"
     return title + yaml.safe_dump(hardware, sort_keys=False, default_flow_style=None, width=120)

@@ -77,7 +77,7 @@ class Fitted(NamedTuple):
     unknown: dict[str, float]
     """Standard deviation of each constant's logarithm after the fit, divided by the deviation before the fit."""
     ratio_unknown: float
-    """Like a value of `unknown`, but for (matmul speed / memory bandwidth), which decides the speedup from compiling."""
+    """Like a value of `unknown`, but for the ratio matmul speed / memory bandwidth, which decides how much compiling helps."""
 
     @property
     def tells_apart(self) -> bool:
@@ -124,7 +124,7 @@ def constant(hardware: GPU | CPU, key: str) -> float:
 
 def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
     """Return a copy of `hardware` with each constant multiplied by its factor in `factors`, but limited to the constant's `most`.
-    A coupled constant that has no factor in `factors` gets the factor of the constant to which it is coupled."""
+    If a coupled constant has no factor in `factors`, multiply it by the factor of the constant to which it is coupled."""
     for each in (*OF_GPU, *OF_CPU):
         for key in filter(None, (each.key, each.coupled)):
             factor = factors.get(key, factors.get(each.key))
@@ -136,7 +136,7 @@ def scaled(hardware: GPU | CPU, factors: dict[str, float]) -> GPU | CPU:
 
 
 def constants_of(hardware: GPU | CPU) -> list[FittedConstant]:
-    """Return the constants to fit. Leave out zero constants. Replace a constant that is None by its `coupled` constant."""
+    """Return the constants to fit: those that are not zero. If a constant is None, its `coupled` constant takes its place."""
     known = (
         each if attrgetter(each.key)(hardware) is not None else each._replace(key=each.coupled)
         for each in (OF_GPU if isinstance(hardware, GPU) else OF_CPU)

@@ -36,7 +36,7 @@ _COMMANDS = (
     ),
     Command(
         "launching/tune",
-        "find the fastest configuration that fits: predict all, run a few",
+        "find the fastest configuration that fits: predict all combinations, run a few",
         own_options=(BEST_BY, *HYDRA),
         description="Predict every combination of the given values, run the most promising ones in waves, and correct "
         "the predictions after each wave. If no values are given, space=layouts varies layout, recomputation, "
@@ -61,8 +61,8 @@ _COMMANDS = (
         "submit runs to SLURM",
         (DIRECTORY,),
         (Flag("--dry-run", "only print the sbatch script"), MULTIRUN, *HYDRA),
-        description="With OVERRIDES, write run directories and submit them. With DIR, submit the unfinished runs of a run "
-        "or sweep directory again. hydra.launcher.KEY=VALUE changes a setting of the submission.",
+        description="With OVERRIDES, write run directories and submit them. With DIR, submit the unfinished runs of "
+        "this directory again. hydra.launcher.KEY=VALUE changes a setting of the submission.",
         examples=(
             "submit model=llama3_8b hydra.launcher.partition=gpu",
             "submit -m parallelism=fsdp1,fsdp2 --dry-run",
@@ -81,9 +81,9 @@ _COMMANDS = (
         "launching/bisect",
         "find the commit, version or setting that made runs worse",
         (
-            Argument("good", "GOOD", "a good revision or run directory, or a value of the sweep", value="text"),
-            Argument("bad", "BAD", "a bad revision or run directory, or a value of the sweep", value="text"),
-            Argument("overrides", "-- OVERRIDES", "of the runs, such as -- model=mine steps=30", "any", "text"),
+            Argument("good", "GOOD", "a revision, run directory or value of the sweep that is good", value="text"),
+            Argument("bad", "BAD", "a revision, run directory or value of the sweep that is bad", value="text"),
+            Argument("overrides", "-- OVERRIDES", "overrides, such as -- model=mine steps=30", "any", "text"),
         ),
         (
             Flag(
@@ -117,7 +117,7 @@ _COMMANDS = (
         "predict whether runs fit and how fast they are, without a GPU",
         own_options=(
             Flag("--json", "print a JSON object, or with -m a list of objects"),
-            Flag("--active", "faster: skip reserved memory if active memory alone shows whether a run fits"),
+            Flag("--active", "faster: predict reserved memory only if active memory does not show whether a run fits"),
             Flag("--max", "find the largest value of KEY that fits", "KEY"),
             Flag("--html", "also write a page: memory over a step, or with -m the table and charts", "FILE", "file"),
             BEST_BY,
@@ -140,15 +140,15 @@ _COMMANDS = (
         "planning/lock",
         "record exact facts about a configuration, or check them",
         own_options=(
-            Flag("--check", "derive the facts in the lock file again, and exit with 3 if one changed", exclusive=True),
+            Flag("--check", "derive the facts again; exit with 3 if one differs from the lock file", exclusive=True),
             Flag("--update", "derive the facts again and write them to the lock file", exclusive=True),
             Flag("--losses", "also train N steps on CPUs and record the losses bit for bit", "N", "number"),
             Flag("--file", "the lock file; default: meshrunner.lock.json", "FILE", "file"),
             MULTIRUN,
             *HYDRA,
         ),
-        description="Write parameters, FLOPs, matmuls, collectives, kept activations and peak memory to a lock file, without a "
-        "GPU.",
+        description="Write parameters, FLOPs, matmuls, collectives, activations kept for backward and peak memory to a "
+        "lock file, without a GPU.",
         examples=("lock model=llama_tiny", "lock -m parallelism=fsdp1,fsdp2", "lock --check"),
         found_if="--check found a change",
     ),
@@ -159,7 +159,7 @@ _COMMANDS = (
         (
             Flag(
                 "--out",
-                "write the constants to FILE; --config-dir DIR hardware=X uses DIR/hardware/X.yaml",
+                "write the constants to FILE. To use DIR/hardware/X.yaml, add --config-dir DIR hardware=X",
                 "FILE",
                 "file",
             ),
@@ -179,13 +179,13 @@ _COMMANDS = (
                 "compare each row with the row that has KEY=VALUE and is otherwise equal; default: sweep.baseline",
                 "KEY=VALUE",
             ),
-            Flag(WHERE, "only rows with this property (repeatable): state!=oom, 'wps>5000'", "EXPR", repeats=True),
+            Flag(WHERE, "rows that meet EXPR, such as state!=oom or 'wps>5000' (repeatable)", "EXPR", repeats=True),
             BEST_BY,
             Flag("--sort", "sort by a figure, best first, or by a key; -KEY reverses the order", "KEY"),
-            Flag("--top", "show only the first N rows by --sort, or the N fastest without --sort", "N", "number"),
+            Flag("--top", "show only the first N rows in the order of --sort, by default the N fastest", "N", "number"),
             Flag(
                 "--fail-if",
-                "exit with 3 if a difference breaks RULE, such as 'speed<-5%' or loss",
+                "exit with 3 if a difference breaks RULE, such as 'speed<-5%' or 'loss'",
                 "RULE",
                 repeats=True,
             ),
@@ -233,7 +233,7 @@ _COMMANDS = (
             ),
         ),
         (
-            Flag(WHERE, "runs that meet EXPR, and sweeps of such runs (repeatable): state=oom", "EXPR", repeats=True),
+            Flag(WHERE, "runs that meet EXPR, such as state=oom, and their sweeps (repeatable)", "EXPR", repeats=True),
             Flag("--limit", "list at most N runs and sweeps; 0: all; default: 20", "N", "number", default=20),
             Flag("--json", "print a JSON list"),
         ),
@@ -265,21 +265,21 @@ _COMMANDS = (
         "records/export",
         "write a checkpoint as a Hugging Face folder",
         (
-            Argument("run", "RUN", "a run directory, of which the newest checkpoint is exported, or one checkpoint"),
+            Argument("run", "RUN", "a checkpoint, or a run directory, whose newest checkpoint is exported"),
             Argument("out", "OUT", "the folder to write, which must not exist"),
         ),
         (
             Flag("--dtype", "dtype of the weights; default: fp32", "DTYPE", ("fp32", "bf16"), default="fp32"),
             Flag("--file-gib", "size of a safetensors file in GiB; default: 4", "N", "number", default=4),
         ),
-        description="Write the weights, the configuration and the tokenizer. transformers and programs that build on it "
-        "load the folder. One process reads the checkpoint tensor by tensor, without a GPU.",
+        description="Write the weights, the configuration and the tokenizer. The library transformers and programs "
+        "that build on it load the folder. One process reads the checkpoint tensor by tensor, without a GPU.",
         examples=("export runs/2026-11-02/10-15-00-3fa2c1 exported --dtype bf16",),
     ),
     Command(
         "reference/help",
         "explain a verb, key, group or option",
-        (Argument("term", "TERM", "a verb, key, group or option: run, lr, optimizer, optimizer=adamw", "one", "term"),),
+        (Argument("term", "TERM", "a verb, key, group or option, such as lr or optimizer=adamw", "one", "term"),),
         (Flag("-cd, --config-dir", "also search this directory of your own groups and options", "DIR", "directory"),),
         description="For a key, print its meaning, values and default. Without TERM, list the verbs.",
         examples=("help lr", "help optimizer=adamw", "help hydra.launcher.time"),

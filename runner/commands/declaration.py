@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Argument:
-    """A positional argument, stored as `name` in the parser's result. `number`: any (0 or more), several (1 or more)."""
+    """A positional argument, stored as `name` in the parser's result. `number`: `any` means 0 or more, `several` 1 or more."""
 
     def __init__(
         self,

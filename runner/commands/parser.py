@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
                 target.add_argument(*option.flags, action="store_true")
 
     def with_values(self, arguments: Iterable[str]) -> list[str]:
-        """Join options and values that start with `-`: `--sort=-mfu`. In `--sort -mfu`, argparse would see two options."""
+        """Join an option with its value if the value starts with `-`: argparse would read `--sort -mfu` as two options."""
         flags = {flag for option in self.own if option.metavar for flag in option.flags}
         found: list[str] = []
         for word in arguments:

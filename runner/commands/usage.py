@@ -22,8 +22,8 @@ def overview() -> str:
     parts += [
         paragraph(
             "`meshrunner VERB --help` explains a verb, and `meshrunner help KEY` explains a configuration key. "
-            "OVERRIDES are Hydra's: model=llama3_8b parallelism.shard=4 +key=value ~key. `meshrunner run --help` lists "
-            "groups and keys. `meshrunner --version` prints the versions of meshrunner, torch and Python.",
+            "OVERRIDES use Hydra's syntax: model=llama3_8b parallelism.shard=4 +key=value ~key. `meshrunner run --help`"
+            " lists groups and keys. `meshrunner --version` prints the versions of meshrunner, torch and Python.",
             0,
         ),
         _exit_statuses({0: ENDED, 1: "a run failed", 2: WRONG, 3: "a rule of compare --fail-if failed"} | STOPPED),

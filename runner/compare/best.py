@@ -20,7 +20,7 @@ WORK = {"matmul": "matmuls", "attention": "attention", "memory": "elementwise wo
 
 
 class Candidate(NamedTuple):
-    """A row that may be the best of its cell. The best candidate has the greatest (measured, fits, speed)."""
+    """A row that may be the best of its cell. Measured rows rank first, then rows that fit. Equal rows are ranked by speed."""
 
     measured: bool
     fits: bool
@@ -45,7 +45,8 @@ class Cell(NamedTuple):
 
 
 def by(comparison: Comparison, keys: str | None = None) -> Comparison:
-    """Set `best_by` to `keys` (separated by commas; None: `sweep.best_by`) in a copy. Raise ConfigError for an unknown key."""
+    """Return a copy with `best_by` set to `keys`, which are separated by commas, or to `sweep.best_by` if `keys` is None. Raise
+    ConfigError for an unknown key."""
     if keys is None:
         option = "sweep.best_by"
         given = next((run.sweep.get(option.partition(".")[2]) for run in comparison.runs if run.sweep), None) or []

@@ -94,7 +94,7 @@ def legend(comparison: Comparison) -> Iterator[str]:
             "whole table"
         )
     if None in tested:
-        yield f"not tested: a test for noise needs {REPEATS} completed runs on each side"
+        yield f"not tested: a test for noise needs {REPEATS} completed runs of each row"
     if (visible := comparison.noise.visible()) is not None:
         repeats = max(len(row.measured(comparison.speed)) for row in comparison.rows)
         more = comparison.noise.visible(times=2)

@@ -20,7 +20,7 @@ from meshrunner.runner.rundir.files import is_sweep
 WPS = figure_of("perf/wps")
 FIRST_STEP = figure_of("perf/time_to_first_step_s")
 MEMORY = ("memory/peak_reserved_gib", "memory/peak_active_gib", "memory/peak_rss_gib")
-"""Memory figures, the preferred one first. Rows are compared by the first figure that all rows have."""
+"""Memory figures, the preferred one first. Rows are compared by the first figure that all completed rows have."""
 SCALES = ("launch.nodes", "launch.workers", "parallelism.shard", "parallelism.replicate", "world_size")
 """Keys that determine the number of devices. Rows that differ only in the number of devices show how a layout scales."""
 
@@ -57,7 +57,7 @@ class Against:
     """The gains in peak memory, in the time to the first step and in the figures that the user named, keyed by `Figure.key`."""
     verdict: Parity
     held_out: Parity
-    """Verdict on the held-out losses, whose `kind` is empty if a run has none."""
+    """Verdict on the held-out losses. Its `kind` is empty if a run has no held-out losses."""
     other: str = ""
     """Part of `Run.workload` in which the row differs from its baseline: `model`, `seq_len` or `batch`; "" if none differs."""
 
@@ -83,11 +83,11 @@ class Comparison:
     memory: Figure | None = None
     """The figure by which memory is compared."""
     every_row: list[Row] = field(default_factory=list, repr=False)
-    """All rows, including rows that a selection such as `--where` left out."""
+    """All rows, including rows that `--where` or `--top` excludes."""
     selection: str = ""
     """Description of the selected rows, such as `12 of 60 rows (parallelism=fsdp2)`; empty if nothing was selected."""
     best_by: list[str] = field(default_factory=list)
-    """Keys by whose values the rows are grouped to show the best row of each group (see `best.Cell`); may be empty."""
+    """Keys whose values divide the rows into groups, to show the best row of each group (see `best.Cell`); may be empty."""
 
     @property
     def runs(self) -> list[Run]:
@@ -101,7 +101,7 @@ class Comparison:
         return self.baseline is not None and text(row.values.get(self.baseline[0])) == self.baseline[1]
 
     def name(self, row: Row, without: Sequence[str] = ()) -> str:
-        """Return the name of a row in sentences: its values of `keys` except `without`, or its directory if there are none."""
+        """Return the name of a row for sentences: its values of `keys` except `without`, or else its directory."""
         keys = [key for key in self.keys if key not in without]
         return row_name(row.values, keys) or row.runs[0].path.name
 
@@ -109,7 +109,7 @@ class Comparison:
 def compare_runs(
     runs: Sequence[Run], baseline: str | None = None, option: str = "--baseline", further: Sequence[Figure] = ()
 ) -> Comparison:
-    """Merge repeats into rows, sort the rows, and compare each row with its baseline. Leave out combinations that `sweep.exclude`
+    """Merge repeats into rows, sort the rows, and compare each row with its baseline. Ignore combinations that `sweep.exclude`
     names, unless no other combinations remain.
 
     `baseline` is KEY=VALUE. The baseline of a row has VALUE for KEY, and has the same values as the row for all other varying
@@ -143,7 +143,7 @@ def compare_runs(
         against[i] = Against(other, gains.pop(speed.key), gains, loss, held_out, unlike)
     remarks = list(keys.remarks)
     if left_out := len(runs) - len(shown):
-        remarks.append(f"{counted(left_out, 'run')} left out by sweep.exclude")
+        remarks.append(f"sweep.exclude removed {counted(left_out, 'run')} from the table")
     rest = [name for name in names if chosen and name != chosen[0]]
     if chosen and not partners and rest:
         remarks.append(
@@ -226,7 +226,7 @@ def _sorted(rows: list[Row], names: list[str], chosen: tuple[str, str] | None) -
 
 
 def _partners(rows: list[Row], key: str, value: str) -> dict[int, int]:
-    """Return the index of each row's baseline, keyed by the index of the row. Leave out rows without a baseline. Ignore settings
+    """Return the index of each row's baseline, keyed by the index of the row. Skip rows without a baseline. Ignore settings
     that the baseline's option lacks, such as `model.experts` if the baseline is `model=llama_tiny`. If the baseline is a Python
     interpreter, also ignore the version of torch. If the baseline is a directory with a single row, this row is the baseline of
     all other rows."""

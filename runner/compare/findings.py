@@ -126,7 +126,7 @@ def _leanest(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _against(comparison: Comparison) -> Iterator[str]:
-    """Yield a sentence for each value of the baseline's key: median and range of the gains, and how many are within noise."""
+    """Yield a sentence about the gains of each value of the baseline's key: their median, range and number within noise."""
     if comparison.baseline is None:
         return
     key, baseline = comparison.baseline
@@ -198,7 +198,7 @@ def _without_result(comparison: Comparison) -> str:
     parts = []
     for state in dict.fromkeys(filter(None, map(_trouble, comparison.rows))):
         rows = [row.values for row in comparison.rows if _trouble(row) == state]
-        # Leave out rows that were skipped or have not ended: they might have ended in the same state.
+        # Ignore other rows that were skipped or have not ended, because they might have ended in the same state.
         never = () if state == "skipped" else ("skipped", "pending", "running")
         others = [row.values for row in comparison.rows if _trouble(row) != state and row.state not in never]
         causes = common(rows, others, comparison.keys)
@@ -223,7 +223,7 @@ class _Pattern(NamedTuple):
 
 
 def common(rows: Sequence[Values], others: Sequence[Values], keys: Sequence[str]) -> list[tuple[int, str]]:
-    """Describe `rows` in words that apply to none of `others`. Return (number of rows, description) pairs, or [] if none exist.
+    """Describe `rows` in words that apply to none of `others`. Return (number of rows, description) pairs; [] if no words do.
     If no conjunction of patterns describes all `rows`, split `rows` by the values of one key into at most MAX_PARTS parts."""
     if not rows or not others:
         return []
@@ -249,7 +249,7 @@ def _conjunction(rows: Sequence[Values], others: Sequence[Values], keys: Sequenc
 
     if not excludes_others(patterns):
         return ""
-    # Leave out redundant patterns, beginning with the pattern that matches most of `others`.
+    # Drop redundant patterns, beginning with the pattern that matches the most rows of `others`.
     for pattern in sorted(patterns, key=lambda each: -sum(map(each.holds, others))):
         rest = [each for each in patterns if each is not pattern]
         if excludes_others(rest):

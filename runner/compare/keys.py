@@ -67,8 +67,8 @@ class Keys:
 
     A group such as `parallelism` is listed if runs chose different options. A key of a listed group, such as `parallelism.shard`,
     is listed only if a user typed the key, or if runs with the same option have different values. A fact is listed if it differs
-    between two runs with equal settings. The version of torch is also listed if `launch.python` varies. `remarks` holds a
-    sentence for each other fact that varies, except world_size.
+    between two runs with equal settings. The version of torch is also listed if `launch.python` varies. For the facts that
+    vary but are not listed, `remarks` holds one sentence each, except for world_size.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:

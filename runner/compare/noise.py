@@ -9,9 +9,10 @@ even if runs are missing. Logarithms turn differences into ratios.
 
 Each row has its own variance. With three repeats, a row's residuals alone say little about its variance. `Noise` therefore
 averages a row's variance with the pooled variance of all rows (empirical Bayes, as in Smyth 2004). In this average, the pooled
-variance has the weight of `d` degrees of freedom (method of moments). `d` is large if the rows' variances differ no more than
-chance explains, and small if the noise of rows really differs. Three rounds can agree by chance although the steps of each run
-scatter. A row's variance is therefore at least the variance that the scatter of the steps causes (`summary.relative_error`).
+variance has the weight of `d` degrees of freedom. The method of moments yields a large `d` if the rows' variances differ no
+more than chance explains, and a small `d` if some rows are noisier than others. Three runs can have the same speed by chance,
+even if the steps of each run scatter. A row's variance is therefore at least the variance that the scatter of the steps causes
+(`summary.relative_error`).
 
 tests/unit/compare/test_noise.py simulates sweeps of 2 to 40 rows whose standard deviations differ by up to a factor of 3. At most
 6% of the simulated tables report a false difference from the baseline. If the baseline is three times as noisy as all other rows,
@@ -47,7 +48,7 @@ SHARE = 0.8
 POWER = 0.9
 """Probability with which a test detects the difference that `Noise.visible` returns."""
 EQUAL = 1e-12
-"""Differences and standard errors of logarithms up to this value count as 0, because identical values may differ by rounding."""
+"""Differences of logarithms and their standard errors count as 0 up to this value, because rounding can cause them."""
 
 Values = Mapping[Any, float]
 """Values of a figure in the runs of a row, keyed by round. A run that belongs to no round has a unique key."""
@@ -80,7 +81,7 @@ class Difference(NamedTuple):
 
 
 class Noise:
-    """The noise of one figure in the runs of a table, and the tests of the table.
+    """The noise of one figure in the runs of a table, and the tests of the differences between its rows.
 
     All tests together report a false difference with probability ALPHA. If rows are compared with baselines, the tests against
     baselines use the fraction SHARE of ALPHA (Holm), and the tests of other pairs use the rest. Tests of other pairs are
@@ -167,7 +168,7 @@ class Noise:
 
     @cached_property
     def _fit(self) -> _Fit:
-        """Fit the effects of rows and rounds by least squares. Rounds with runs of a single row are left out."""
+        """Fit the effects of rows and rounds by least squares. Ignore rounds in which only one row has a run."""
         import numpy as np
 
         cells = np.zeros((len(self.rows), max(len(self.rounds), 1)))

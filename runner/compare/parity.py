@@ -65,7 +65,7 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run], curves: Sequence[str] 
         return Parity("", why="no completed run")
     if not seeds:
         return Parity("", why="different seeds")
-    # Pair every run of the row with the baseline's first run of the same seed, and vice versa.
+    # Per seed, pair each run of the row with the baseline's first run, and the row's first run with each baseline run.
     pairs = [(run, theirs[seed][0]) for seed in seeds for run in mine[seed]]
     pairs += [(mine[seed][0], run) for seed in seeds for run in theirs[seed][1:]]
     for pair in pairs:
@@ -74,7 +74,7 @@ def verdict(runs: Sequence[Run], baseline: Sequence[Run], curves: Sequence[str] 
         if what := different_data(*(run.summary.data or {} for run in pair)):
             return Parity("different data", why=f"the {what} differs between two runs with the same data settings")
         if HELD_OUT in curves and not _same_evaluations(*pair):
-            return Parity("", why="no evaluation of the same data in common")
+            return Parity("", why="no step after which both runs evaluated the same data")
     found = [_compare(*pair, curves) for pair in pairs]
     worst = max(found, key=lambda each: (("identical", "agrees", "differs").index(each.kind), each.difference or 0.0))
     if worst.kind == "differs" and len(seeds) >= REPEATS:

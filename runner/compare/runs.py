@@ -38,11 +38,11 @@ from meshrunner.runner.rundir import (
 from meshrunner.runner.rundir.files import CONFIG, EVALS, OVERRIDES, RECORD_BYTES, is_run
 
 EXCLUDED = "sweep.exclude: "
-"""Beginning of the reason why a run that `sweep.exclude` names was skipped."""
+"""Beginning of the `reason` of runs that were skipped because `sweep.exclude` names them."""
 LONGEST_REASON = 2000
 """Maximum length of the reason for a run's state, in characters. Longer reasons are truncated."""
 MEASURED = "perf/wps_median"
-"""Key of summary.json whose presence shows that the run has written its figures."""
+"""Key of summary.json. If it is present, the run has written its figures."""
 COUNTS = re.compile(rb"^(steps|measure_after): (\d{1,15})$", re.MULTILINE)
 """Pattern of the lines in config.yaml that set `steps` and `measure_after`. Every version of meshrunner writes them like this."""
 
@@ -51,7 +51,7 @@ R = TypeVar("R", bound=JsonFile)
 
 @dataclass(frozen=True)
 class Run:
-    """The readable content of one run directory."""
+    """The content of the readable files in one run directory."""
 
     path: Path
     state: str
@@ -66,7 +66,7 @@ class Run:
     task: tuple[str, ...] = ()
     """Overrides that the user typed."""
     directory: str = ""
-    """The directory argument from which the run was read, if the first argument is the baseline; otherwise empty."""
+    """The run or sweep directory that the user named, if the first named directory is the baseline; otherwise empty."""
 
     def record(self, kind: type[R]) -> R:
         """Return the record of class `kind`; return an empty record if the record's file is missing or damaged."""
@@ -132,8 +132,8 @@ class Run:
 
     @property
     def round(self) -> tuple[Path, str]:
-        """The round of a sweep in which the run was executed; a unique value if there are no rounds. A round executes every
-        combination once. `sweep.repeat` and `sweep.seeds` add rounds; `seed=0,1` does not."""
+        """The sweep and the round of the run; a unique value if the sweep has no rounds. A round executes every combination
+        once. `sweep.repeat` and `sweep.seeds` add rounds, but `seed=0,1` does not."""
         several = self.sweep.get("repeat", 1) != 1 or self.sweep.get("seeds", 1) != 1
         repeat = repeat_of(self.path.name) if several else ""
         return (self.path.parent if repeat else self.path, repeat)
@@ -185,7 +185,7 @@ class Row:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """The prediction of the first run in `counted`, with the keys of plan.json; {} without one."""
+        """The prediction of the first run in `counted`, with the keys of plan.json; {} if that run was not predicted."""
         return self.counted[0].record(PlanRecord).as_json()
 
     @property
@@ -199,7 +199,7 @@ class Row:
         return "; ".join(dict.fromkeys(run.reason for run in self.runs if run.reason))
 
     def measured(self, figure: Figure) -> list[float]:
-        """Return the values of a figure in the completed runs. Runs without this figure are left out."""
+        """Return the values of a figure in the completed runs. Skip runs without this figure."""
         return list(self.by_round(figure).values())
 
     def by_round(self, figure: Figure) -> dict[Any, float]:

@@ -49,13 +49,13 @@ class Filter(NamedTuple):
     """Values to compare with: one number for `<`, `<=`, `>` and `>=`, or one or more alternatives for `=` and `!=`."""
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return whether at least one of a row's `values` (with `!=`, every value) meets the condition."""
+        """Return whether at least one of a row's `values` meets the condition. For `!=`, every value must meet it."""
         if order := ORDERS.get(self.operator):
             return any(order(found, self.given[0]) for value in values if (found := number(value)) is not None)
         return any(_is(value, given) for value in values for given in self.given) == (self.operator == "=")
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise ConfigError if the condition names a value that `values` lacks, or compares numbers and `values` has none."""
+        """Raise ConfigError if `values` lacks a value that the condition names, or no number for `<` or `>` to compare."""
         known = list(dict.fromkeys(map(text, values)))
         if self.operator in ORDERS:
             if all(number(value) is None for value in values):

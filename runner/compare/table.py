@@ -107,7 +107,7 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 
 
 def parts(table: Sequence[Column], width: int, names: Sequence[str], keys: int = 1) -> list[list[Column]]:
-    """Split a table into several tables with fewer columns if it is wider than `width` characters. Each table starts with row
+    """If a table is wider than `width` characters, split it into several tables with fewer columns. Each table starts with row
     numbers. The first `keys` columns identify a row, so each table repeats them. If these columns leave too little room for the
     others, the tables repeat shortened row names instead, and extra tables show the first `keys` columns."""
     if _needed(table) <= width:

@@ -16,7 +16,7 @@ class Column(NamedTuple):
     title: str
     cells: list[str]
     leads: bool = False
-    """Whether the first table must contain the column if the columns are split into several tables."""
+    """Whether the column must be in the first table if the columns do not fit into a single table."""
 
 
 def lines_of(table: Sequence[Column]) -> list[str]:

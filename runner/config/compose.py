@@ -202,7 +202,7 @@ def resolve_config(config: DictConfig, run_dir: Path | None) -> Composed:
 
 
 def warn_of_short_sequences(runs: Iterable[Composed]) -> None:
-    """Warn once if a large model has the default seq_len. Model options leave seq_len unset, which keeps models comparable."""
+    """Warn once if a large model has the default seq_len. No option of `model` sets seq_len, so that models stay comparable."""
     default = shipped.top_level()["seq_len"]
     for run in runs:
         dim, typed = run.config["model"].get("dim"), "seq_len" in map(key_of, run.overrides["task"])
@@ -229,7 +229,7 @@ def _of_grid(config: DictConfig) -> list[str]:
 
 
 def typed(overrides: ListConfig) -> list[str]:
-    """Return Hydra's list of overrides as text. Leave `${seed}` in `steps=${seed}` unresolved: a sweep may vary the seed."""
+    """Return Hydra's list of overrides as text. Do not resolve interpolations: a sweep may vary `seed` in `steps=${seed}`."""
     found: Any = OmegaConf.to_container(overrides, resolve=False)  # iterating would resolve ${seed} once for all jobs
     return [str(override) for override in found]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def fit(experiment: Experiment, workers: int) -> None:
-    """Raise Incompatible if settings conflict with each other or with the number of `workers` per node; list all conflicts."""
+    """Raise Incompatible, with a list of all conflicts, if settings conflict with each other or with the workers per node."""
     layout, element_bytes = experiment.parallelism, experiment.precision.element_bytes
     found = experiment.model.tensor_problems(layout.tensor) + experiment.model.expert_problems(layout.expert)
     if layout.context > 1:

@@ -93,7 +93,7 @@ def visible_gpus() -> list[str]:
 
 
 def cores() -> int:
-    """Return the number of CPU cores that this process may use: the size of its CPU affinity, or $MESHRUNNER_CORES if smaller."""
+    """Return the number of cores that this process may use: the CPUs in its affinity mask, or $MESHRUNNER_CORES if fewer."""
     own = len(os.sched_getaffinity(0))
     return min(own, int(os.environ.get(CORES, own)))
 
@@ -145,7 +145,7 @@ def expected_devices(experiment: Experiment) -> ExpectedDevices:
 
 
 def check_on_devices(config: dict[str, Any]) -> tuple[Experiment, ExpectedDevices]:
-    """Build an experiment and find the devices for its prediction; raise ConfigError if they cannot run the experiment."""
+    """Build an experiment and find the devices for its prediction. Raise ConfigError if these devices cannot run it."""
     experiment = check(config)
     experiment = experiment.on(expected_device_type(experiment.hardware))
     device = expected_devices(experiment)

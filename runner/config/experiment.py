@@ -44,7 +44,7 @@ class Launch(Section):
     bind: Literal["auto", "none"] = "auto"
     """CPUs that a worker may use; auto: its GPU's NUMA domain, if that domain has at least 2 CPUs per worker; none: all CPUs."""
     emulate: Annotated[int | None, whole(None, at_least=0)] = None
-    """Rank to emulate on one device; null: none."""
+    """Rank to emulate on one device; null: emulate no rank."""
     python: str | None = None
     """Python interpreter for the run; null: meshrunner's own."""
     port: Annotated[int | None, whole(None, at_most=65535), Affects.NOTHING]
@@ -88,13 +88,13 @@ class Sweep(Section):
     baseline: str | None
     """Setting that makes a row a baseline, such as `parallelism=fsdp1`. A row and its baseline differ only in this setting."""
     best_by: list[str] = []
-    """Keys; a table shows the best row for each combination of their values."""
+    """Keys. For each combination of their values, a table shows only the best row."""
     repeat: Annotated[int | Auto, whole("auto", at_most=1000)]
     """Number of times to run each combination with each seed; auto: 3, then more for combinations too close in speed to rank."""
     max_repeat: Annotated[int, whole(at_least=3, at_most=1000)] = 8
     """Maximum number of repeats if `repeat` is auto."""
     order: Literal["shuffled", "as_given"] = "shuffled"
-    """Order of the combinations in each round; shuffled: a random order."""
+    """Order in which a round runs the combinations, each of them once; shuffled: a new random order for each round."""
     seeds: Annotated[int, whole(at_most=1000)]
     """Number of seeds per combination: `seed`, `seed` + 1 and so on. The spread of results over the seeds shows the noise."""
     retry: Annotated[int, whole(at_least=0, at_most=1000)]
@@ -125,7 +125,7 @@ class Tune(Section):
     minutes: Annotated[float | None, Field(gt=0)]
     """Total running time, in minutes, after which the search starts no further runs; null: no limit."""
     tolerance: Annotated[float, Field(gt=0, lt=1)]
-    """Fraction of the best speed: the search ends if, at 95% probability, no combination is faster by more than this fraction."""
+    """The search ends if, with 95% probability, no combination is faster than the best so far by more than this fraction."""
     steps: Annotated[int, whole(at_least=2)]
     """Number of optimizer steps of each run of the search; replaces the key `steps`."""
 

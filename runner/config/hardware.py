@@ -102,9 +102,9 @@ class GPU(Hardware):
     memory_bandwidth: float = Field(ge=1e-3)
     """Bandwidth of device memory in GB/s."""
     link_bandwidth: float = Field(ge=1e-3)
-    """Bandwidth from a device to the other devices of its node in GB/s, over all links, in one direction."""
+    """Bandwidth in GB/s from a device to the other devices of its node, over all links together, in one direction."""
     network_bandwidth: float = Field(ge=1e-3)
-    """Bandwidth from a device to other nodes in GB/s, in one direction."""
+    """Bandwidth in GB/s from a device to other nodes, in one direction."""
     devices_per_node: Count
     """Number of devices per node, which `submit` requests if launch.workers is auto."""
     # Older run directories lack the following keys, so they need defaults.

@@ -1,4 +1,4 @@
-"""Executes runs with another Python interpreter (`launch.python`), which has its own torch but uses this meshrunner's code."""
+"""Execute runs with another Python interpreter (`launch.python`), which has its own torch but uses this meshrunner's code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshrunner.recipes.storage import cache_dir
 from meshrunner.runner.process import receipt
 
 VARIABLE = "MESHRUNNER_PYTHON"
-"""Environment variable with the `launch.python` that executes this process. `sys.executable` may be another path to it."""
+"""Environment variable with the `launch.python` that executes this process. The path in `sys.executable` may differ."""
 VERSIONS = """
 import importlib.metadata, json, sys
 found = {}
@@ -86,7 +86,7 @@ def continue_in(python: str | None, arguments: Sequence[str]) -> None:
 
 
 def refuse_others(pythons: Iterable[str | None]) -> None:
-    """Raise ConfigError if a combination needs another interpreter. This process can trace only with its own torch."""
+    """Raise ConfigError if a combination needs another interpreter, because this process can trace only with its own torch."""
     if others := sorted({str(python) for python in pythons if is_other(python)}):
         raise ConfigError(
             f"launch.python: a run that uses {others[0]} cannot be predicted together with other runs; predict it alone"

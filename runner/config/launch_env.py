@@ -19,7 +19,7 @@ WITHOUT_EFFECT = {
 }
 """Variables that `launch.env` refuses because they would have no effect there, each mapped to the reason that users see."""
 OF_THE_LAUNCHER = ("MESHRUNNER_", "WANDB_", "HF_")
-"""Prefixes of variables that `launch.env` refuses, because the launching process also reads these variables."""
+"""Prefixes of variables that `launch.env` refuses: they also affect the launching process, which `launch.env` does not."""
 THREADS = "OMP_NUM_THREADS"
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Names of the variable that configures torch's caching allocator: first the current name, then the older names."""

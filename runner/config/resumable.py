@@ -1,4 +1,4 @@
-"""Find the runs of a sweep that can be executed, and the checkpoint of a run. Refuse to resume if the settings have changed."""
+"""Find the executable runs of a sweep, and the checkpoint from which a run resumes. Refuse to resume with changed settings."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,11 +44,11 @@ def usable_runs(sweep_dir: Path, names: Sequence[str]) -> Usable:
         try:
             if damage := find_damage(run_dir) if is_run(run_dir) else "it has no config.yaml":
                 raise ConfigError(damage)
-            if first is None or read_state(run_dir) not in RESULTS:  # runs with a result rarely need this check
+            if first is None or read_state(run_dir) not in RESULTS:  # a run with a result is rarely executed again
                 experiment = check(read_config(run_dir))
                 first = first or experiment
             run_dirs.append(run_dir)
-        except NotImported as error:  # the run is not damaged, and other runs may need the same class
+        except NotImported as error:  # stop here: other runs may need the same missing class
             raise NotImported(f"{run_dir}: {error}") from None
         except ConfigError as error:
             problems.append(f"damaged: {run_dir}: {error}")
@@ -87,7 +87,7 @@ def fit_continuing(
 ) -> tuple[Experiment, StoredCheckpoint | None]:
     """Return the experiment to execute and the checkpoint to resume from (None if the run starts at step 1). Replace a null
     `global_batch` by the checkpoint's value. Raise Incompatible if settings conflict (see `fit`). Raise ConfigError if no steps
-    are left to train or, unless `force` is true, if settings that affect the result have changed."""
+    are left to train. Also raise it, unless `force` is true, if settings that affect the result have changed."""
     found, warnings = candidates(experiment.checkpoint.load, run_dir / FOLDER)
     for warning in warnings:
         warn(warning)
@@ -119,7 +119,7 @@ def _refuse_changes(record: Record, experiment: Experiment, run_dir: Path) -> No
     before, now = record.config, experiment.model_dump(mode="json")
     with suppress(ConfigError):
         before = check(before).model_dump(mode="json")  # adds defaults of keys newer than the checkpoint
-    if experiment.precision.kind == "auto":  # compared later, when a node has resolved `auto`
+    if experiment.precision.kind == "auto":  # `precision` is compared later, when a node has resolved `auto`
         before["precision"] = now["precision"]
     flat = flatten(now)
     changed = [each for each in differences(before, now) if affected_by(each[0], flat) & STAY_THE_SAME]

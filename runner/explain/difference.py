@@ -27,7 +27,7 @@ from meshrunner.runner.figures import figure_of, number
 
 WPS = figure_of("perf/wps")
 KINDS = {kind: WORK[kind] for kind in ("matmul", "attention", "optimizer")} | {"experts": WORK["matmul"]}
-"""Lines of predictions, keyed by the last word of traced lines. All other traced compute is elementwise work."""
+"""Lines of a prediction, keyed by the last word of a traced line's name. All other traced compute is elementwise work."""
 SURE = 2.0
 """Number of standard errors by which the speeds of single runs must differ before a cause is named."""
 BLOCK = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -146,8 +146,8 @@ def _kind_of(line: str) -> str:
 
 
 def _within_noise(base: Row, row: Row) -> bool:
-    """Return whether the step times differ by no more than noise. Test the repeats. For single runs, compare the difference with
-    the standard errors of the median speeds."""
+    """Return whether the step times differ by no more than noise. Test them if both rows have enough repeats. Otherwise,
+    compare their difference with the standard errors of the median speeds."""
     noise = noise_of(STEP_TIME, [base, row], [(row.key, base.key)])
     if (p_value := noise.p_value(row.key, base.key)) is not None:
         return p_value >= ALPHA

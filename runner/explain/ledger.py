@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 SHARE = 0.8
-"""Share of a difference. A sentence names no further ledger lines once the named lines together explain this share."""
+"""Share of a difference. A sentence names the largest lines of a ledger until they together explain this share."""
 NAMED = 3
 """Maximum number of ledger lines that a sentence names."""
 NEGLIGIBLE = 0.05

@@ -1,4 +1,4 @@
-"""Traces the last steps of a run (`sweep.explain`), and keeps only the seconds per step of each ledger line and each module."""
+"""Traces the last steps of a run (`sweep.explain`), and stores only the seconds per step of each ledger line and module."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ExplainSession(TraceSession):
         return self.figures_of(steps)
 
     def write_table(self, figures: list[list[float]]) -> None:
-        """Write no table: explain.json says more."""
+        """Write no table, because explain.json is more detailed."""
 
 
 @contextmanager

@@ -25,10 +25,10 @@ PRODUCER_GRACE_S = 2.0
 def prepare_data(
     experiment: Experiment, run_dir: Path, workers: int, doing: Callable[[str], object] = lambda _: None
 ) -> Iterator[None]:
-    """Prepare the data of the first steps, and the data to evaluate on. In the `with` block, a background process (the producer)
-    prepares the rest. If another run prepares the same data, the producer waits, and both runs read the same files. A few times a
-    second, call `doing` with the name of the current work. workers: number per node. Raise ConfigError if the data is missing or
-    unusable."""
+    """Prepare the data of the first steps, and the held-out data. During the `with` block, a background process (the producer)
+    prepares the rest of both. If another run prepares the same data, the producer waits, and both runs read the same files. A
+    few times a second, call `doing` with the name of the current work. workers: number per node. Raise ConfigError if the data
+    is missing or unusable."""
     with _prepared(experiment.data, experiment.data_spec, run_dir / DATA_LOG, doing):
         degrees = experiment.parallelism.degrees(experiment.launch.nodes, workers)
         held_out = experiment.held_out(degrees.data)
@@ -64,8 +64,8 @@ def refuse_other_data(experiment: Experiment, run_dir: Path) -> None:
     now = experiment.data.open(experiment.data_spec).describe()
     if before is not None and (what := different_data(before, now)):
         raise ConfigError(
-            f"data: the {what} has changed since this run last trained. The configuration is the same, which "
-            f"means that the data files have changed. To continue with the new files: meshrunner resume {run_dir} --force"
+            f"data: the {what} has changed since this run last trained. Because the configuration is the same, the "
+            f"data files must have changed. To continue with the new files: meshrunner resume {run_dir} --force"
         )
 
 
@@ -94,4 +94,5 @@ def _wait_until_started(
         if ended:
             tail = "\n  ".join([f"The end of {log}:", *lines]) if (lines := last_lines(log)) else f"{log} is empty"
             raise ConfigError(f"data: reading failed (exit status {producer.exitcode}). {tail}")
-        producer.join(max(POLL_S, 5 * (time.monotonic() - checked_at)))  # the check may list thousands of files
+        # Wait longer after a slow check: it may list thousands of files.
+        producer.join(max(POLL_S, 5 * (time.monotonic() - checked_at)))

@@ -38,7 +38,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
     given = dict(os.environ) | own
     defaults = compile_caches(given)
     if device_type == "cuda":
-        # If allocator settings are given under several names, torch may ignore the name in `own`, so remove the others.
+        # If allocator settings are given under several names, torch may ignore the name in `own`, so remove the other names.
         others = {name: value for name, value in given.items() if name not in launch_env.ALLOCATOR}
         given = others | launch_env.allocator_variables(own)
         if experiment.deterministic:
@@ -49,7 +49,7 @@ def worker_environment(experiment: Experiment, device_type: str) -> dict[str, st
 def compile_caches(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that set the cache folders of Inductor and Triton. `variables`: the workers' environment.
     If the cache directory may be on a network file system, use a private folder on a disk of this node. All ranks write compiled
-    code when a run starts, but network file systems are slow, and renaming or locking files there may fail."""
+    code when a run starts. Network file systems are slow at this, and renaming or locking files there may fail."""
     usual = cache_dir()
     local = filter(_is_local, map(Path, (variables.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp")))
     folder = usual if _is_local(usual) else next(filter(None, map(_private, local)), usual)
@@ -106,8 +106,8 @@ def fall_back_to_fixed_segments(device: Any) -> str | None:
         torch.empty(1, device=device)
         os.environ[name] = fixed
         return (
-            f"this GPU does not support expandable segments ({one_line(str(error).splitlines()[0])}), and this run used {fixed}"
-            f" instead; set launch.env.{name}={fixed} so that `plan` predicts the memory of runs with this setting"
+            f"this run used {fixed}, because this GPU does not support expandable segments "
+            f"({one_line(str(error).splitlines()[0])}). Set launch.env.{name}={fixed}, so that `plan` also assumes this setting"
         )
     return None
 

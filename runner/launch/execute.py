@@ -109,7 +109,7 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
 
         def run() -> Outcome:
             devices = node_devices(experiment)
-            # Attempt number 0 is a placeholder: only the first node writes rows, which record the number.
+            # The attempt number 0 is a placeholder. Only rows contain the number, and only the first node writes rows.
             attempt = Attempt(run_dir, experiment.on(devices.type), devices, 0, peers, preemption)
             with prepare_data(experiment, run_dir, devices.workers):
                 return launch(attempt, lambda _: None)
@@ -123,7 +123,8 @@ def _execute_other_node(run_dir: Path, experiment: Experiment, node: Node) -> Ou
 
 
 def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]:
-    """Return (outcome of `run`, None). If `run` raises an exception, return (outcome `failed` or `interrupted`, exception)."""
+    """Call `run` and return its outcome and None. If `run` raises an exception, return the exception, and an outcome whose
+    state is `failed` or `interrupted`."""
     try:
         return run(), None
     except Interrupted as error:
@@ -133,8 +134,9 @@ def _outcome(run: Callable[[], Outcome]) -> tuple[Outcome, BaseException | None]
 
 
 def _prepare_and_launch(attempt: Attempt, continued: Experiment, display: Display, *, same_data: bool) -> Outcome:
-    """Write environment.json, prepare the data, launch the workers and return the outcome. `continued`: the experiment with the
-    checkpoint's `global_batch`. Raise ConfigError if `same_data` is true and the data has changed since the run last trained."""
+    """Write environment.json, prepare the data, launch the workers and return the outcome. `continued`: the experiment with a
+    null `global_batch` replaced (see `fit_continuing`). Raise ConfigError if `same_data` is true and the data has changed since
+    the run last trained."""
     run_dir, experiment, devices = attempt.run_dir, attempt.experiment, attempt.devices
     record = environment(devices, experiment.launch.env, worker_environment(experiment, devices.type))
     (record | {"resolved": resolved(continued, devices)}).write(run_dir / ENVIRONMENT)

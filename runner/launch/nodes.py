@@ -28,7 +28,7 @@ POLL_S = 0.2
 
 
 def this_node(nodes: int) -> Node:
-    """Return this node's rank and rendezvous in a run on `nodes` nodes, read from environment variables if `nodes` > 1."""
+    """Return this node's rank and rendezvous in a run on `nodes` nodes. If `nodes` > 1, read both from the environment."""
     environment = os.environ
     here = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if nodes == 1 and (here == 1 or "MASTER_PORT" not in environment):  # without a port, each task executes its own run
@@ -55,7 +55,7 @@ def this_node(nodes: int) -> Node:
 
 
 def only_this_node(nodes: int) -> None:
-    """Raise Incompatible if a run needs several nodes. This check is for commands that start workers on this machine only."""
+    """Raise Incompatible if a run needs several nodes. Commands that start workers only on this machine use this check."""
     if nodes > 1:
         raise Incompatible(
             f"launch.nodes({nodes}): this command starts workers on one machine only. Use `meshrunner submit` to run on several "
@@ -64,7 +64,7 @@ def only_this_node(nodes: int) -> None:
 
 
 def workers_of_sweep(experiment: Experiment) -> int:
-    """Return the workers per node for a run of a sweep. Raise Incompatible if the run needs more nodes than the sweep has."""
+    """Return the workers per node of a run in a sweep. Raise Incompatible if the run needs more nodes than are allocated."""
     if experiment.launch.nodes_used > allocated_nodes():
         only_this_node(experiment.launch.nodes_used)
     return node_devices(experiment).workers
@@ -80,7 +80,7 @@ class NodeRecord(JsonFile):
     """The content of `logs/node<N>.json` in a run on several nodes: node N's heartbeat and the outcome of its workers."""
 
     rendezvous: str | None = None
-    """Id of the rendezvous, which changes at each start of the SLURM job. Files with the id of an earlier start are ignored."""
+    """Id of the rendezvous. Each start of the SLURM job has a new id. Files with the id of an earlier start are ignored."""
     host: str | None = None
     beat: int = 0
     outcome: Outcome | None = None

@@ -24,7 +24,7 @@ MACHINE = Path("/proc/vmstat")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The final state of a run and the reason for this state, as known to one node. Nodes exchange outcomes as JSON."""
+    """The final state of a run from the view of one node, and the reason for this state. Nodes exchange outcomes as JSON."""
 
     state: str
     """Final state of the run, from `rundir.states.FINAL`."""
@@ -91,7 +91,8 @@ def first_failure(run_dir: Path, codes: dict[int, int], *, killed_by_kernel: boo
 
 
 def _aborted(run_dir: Path, rank: int) -> RankError:
-    """Return the C++ exception in an aborted rank's log, often from NCCL's watchdog, or an empty record if there is none."""
+    """Return a record of the C++ exception in an aborted rank's log, or an empty record. The exception often comes from NCCL's
+    watchdog."""
     log = rank_log(run_dir, rank)
     if not (message := last_exception(log)):
         return RankError()
@@ -109,7 +110,7 @@ def write_error(run_dir: Path, outcome: Outcome) -> None:
 
 
 def oom_kills() -> int:
-    """Return the number of processes killed by the kernel's OOM killer in this cgroup or, if unknown, on this machine."""
+    """Return how many processes of this cgroup the kernel's OOM killer has killed. If unknown, count the whole machine."""
     for counters in (*_cgroup_files(), MACHINE):
         with suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)", counters.read_text(), re.MULTILINE):

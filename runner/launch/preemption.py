@@ -2,7 +2,7 @@
 
 A run in a SLURM job watches for three events, because clusters stop jobs differently. First, SLURM sends SIGTERM to all processes
 of a job step; workers and the forkserver ignore SIGTERM. Second, SLURM sends SIGUSR1 to the batch shell, as slurm/run.sbatch
-requests, and the shell writes a file into the run directory. Third, SLURM's step daemon, the run's parent, is killed.
+requests, and the shell writes a file into the run directory. Third, the run's parent process (SLURM's step daemon) is killed.
 """
 
 import os
@@ -92,7 +92,7 @@ class Preemption:
 
     def _shell_requests(self) -> bool:
         with suppress(FileNotFoundError):
-            return self.request.read_text().strip() == job_start_id()  # ignore requests to earlier starts of the job
+            return self.request.read_text().strip() == job_start_id()  # ignore requests for earlier starts of the job
         return False
 
 
@@ -100,7 +100,7 @@ def _reason() -> str:
     """Return the reason why SLURM requests a stop. Raise Interrupted if the job was cancelled."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     # In an array, SLURM_JOB_ID is ambiguous, because the id of one task is also the id of the whole array.
-    with blocked(STOP_REQUESTS):  # SLURM sends SIGTERM twice to all processes of a job, including scontrol
+    with blocked(STOP_REQUESTS):  # scontrol inherits the mask, so SLURM's second SIGTERM to the job does not kill it
         job = show_job(f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"])
     if job.get("JobState") in ("CANCELLED", "COMPLETING"):  # SLURM will soon kill the processes of the job
         requeued = int(job.get("Restarts", 0)) > int(os.environ.get("SLURM_RESTART_COUNT", 0))

@@ -1,4 +1,4 @@
-"""Show the progress of a run: a live line on a terminal, plain lines in a pipe, or cells of a sweep's live table."""
+"""Show the progress of a run as a live line on a terminal, as plain lines in a pipe, or as cells of a sweep's live table."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ProgressLine:
             self.console.print(f"step {row.step}/{self.steps}  held-out loss {text}{more}")
 
     def show(self, rows: list[StepRow], phase: str = "") -> None:
-        """Show `phase` and the newest row. `rows` holds the rows of events.jsonl that no earlier call of `show` received."""
+        """Show `phase` and the newest row. `rows`: the rows that were added to events.jsonl since the previous call."""
         if rows:
             self.rows = [*self.rows, *rows][-RECENT:]
             self.parts = self._parts()
@@ -147,7 +147,8 @@ def memory_text(row: Mapping[str, float | None]) -> str:
 
 
 def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
-    """Return a table with one line per run. To fit `width`, shorten YIELDING columns, then omit these columns, then cut names."""
+    """Return a table with one line per run. If the table is wider than `width`, shorten the cells of YIELDING columns. If this
+    is not enough, omit these columns, and finally cut the names."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -178,7 +179,7 @@ def run_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) 
 
 
 def progress_cells(state: str, steps: Any, rows: Sequence[StepRow]) -> tuple[str, str, str, str]:
-    """Return a run's cells for the columns after `state` in PROGRESS. The run has `steps` steps; `rows` are its newest rows."""
+    """Return a run's cells for the columns of PROGRESS, except `state`. `steps`: steps of the run; `rows`: its newest rows."""
     if not rows:
         return f"0/{steps}" if is_count(steps) else UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
     last, times = rows[-1], [time for row in rows[-RECENT:] if (time := number(row.get("perf/step_time_s")))]

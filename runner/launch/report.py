@@ -15,7 +15,8 @@ SHOWN = ("model", "parallelism", "precision")
 
 
 def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: bool = True) -> None:
-    """Print figures to stdout if `row` is true. If the run did not complete, print the reason and last log lines to stderr."""
+    """Print figures to stdout if `row` is true. If the run did not complete, print to stderr the reason and the last lines of
+    the log of the rank that failed first."""
     if summary is None:
         return
     environment = Environment.peek(run_dir / ENVIRONMENT)
@@ -35,7 +36,7 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
     for line in layout_remarks(summary):
         say(line)
     if empty := (summary.data or {}).get("empty_documents"):
-        say(f"data: {empty:,} documents were left out because their text is empty or null")
+        say(f"data: {empty:,} documents were skipped because their text is empty or null")
     for late in summary.late_recompiles:
         warn(f"step {late.step} is excluded from the measured window because torch recompiled code: {late.reason}")
     if summary.async_tp_fused == 0:
@@ -51,7 +52,7 @@ def report(run_dir: Path, outcome: Outcome, summary: Summary | None, *, row: boo
 
 
 def row_cells(summary: Summary) -> dict[str, str]:
-    """Return a run's cells, keyed by column title. Show an unknown median as a dash, and omit every other unknown figure."""
+    """Return a run's cells, keyed by column title. An unknown median becomes a dash. Other unknown figures have no cell."""
     cells = {figure: figure.cell([summary.figures]) for figure in table_figures()}
     medians = {figure for figure in cells if "median" in figure.over_steps and not figure.optional}
     kept = {figure.heading: cell or UNKNOWN for figure, cell in cells.items() if cell or figure in medians}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 _kept_alive: list[Any] = []
-"""Objects to keep until the process exits, because a DDP module may hang if it is destroyed before its process group."""
+"""Objects that must live until the process exits. A DDP module that is destroyed before the process group may hang."""
 STOPPED_EARLY = 75
 """Exit code of a worker that ended before the last step because of a stop request."""
 
@@ -103,7 +103,8 @@ def _train(run_dir: Path, experiment: Experiment, context: WorkerContext) -> int
 
 def _keep_freed_memory() -> None:
     """Make the C library keep the memory of freed tensors for reuse, as the caching allocator does on a GPU."""
-    # By default, glibc returns large blocks to the kernel. Zeroing their pages again in the next step took 4% of the step time.
+    # By default, glibc returns large blocks to the kernel. In the next step, the kernel zeroes their pages again. This zeroing
+    # took 4% of the step time.
     with suppress(AttributeError):  # a C library without mallopt
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap
@@ -146,7 +147,7 @@ def join_fake_process_group(context: WorkerContext, *, pipelined: bool = False) 
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     class WithoutReducer(parallel.DistributedDataParallel):
-        """DDP with gradient buckets that are not reduced, because DDP's own all-reduce rejects a fake process group."""
+        """DDP that does not reduce gradient buckets, because DDP's built-in all-reduce rejects a fake process group."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -159,8 +160,8 @@ def join_fake_process_group(context: WorkerContext, *, pipelined: bool = False) 
 
 
 def _record_environment(run_dir: Path, context: WorkerContext, experiment: Experiment, fallback: str | None) -> None:
-    """Add to environment.json the facts that only workers know: the CPUs of each rank, the allocator settings after a
-    fallback, and the attention backend. `fallback`: this rank's warning from `fall_back_to_fixed_segments`."""
+    """Add to environment.json the facts that only workers know: the CPUs of each rank, the attention backend and, if a rank
+    fell back to fixed segments, the allocator settings. `fallback`: this rank's warning from `fall_back_to_fixed_segments`."""
     import torch.distributed as dist
 
     everyone: list[tuple[str, str | None]] = [(allowed_cpus(), fallback)]

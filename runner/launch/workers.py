@@ -1,5 +1,5 @@
-"""Start the workers of a run on this node and wait until they end. The launcher does not import torch. torch elastic is not used,
-because if one rank runs out of memory, it would report the "connection closed by peer" of another rank's collective."""
+"""Start the workers of a run on this node and wait until they end. The launcher does not import torch. Torch elastic is not
+used: if a rank ran out of memory, torch elastic would report another rank's "connection closed by peer" instead."""
 
 import os
 import pickle
@@ -173,7 +173,7 @@ def _unfinished_checkpoint_bytes(run_dir: Path) -> int:
 
 
 def _terminate(processes: list[BaseProcess]) -> None:
-    """Stop all running processes and wait for them. Use os.kill, because Process.kill does nothing without the forkserver."""
+    """Stop all running processes and wait for them. Use os.kill: Process.kill does nothing if the forkserver has died."""
     for name in (forkserver.END_SIGNAL, signal.SIGKILL):
         for process in processes:
             if process.pid is not None and _exists(process):

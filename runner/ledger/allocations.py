@@ -13,7 +13,7 @@ PERSISTENT = ("parameters", "gradients", "optimizer")
 CATEGORIES = (*PERSISTENT, "activations", "unsharded", "communication", "logits", "temporary")
 """Categories of memory, in the order of tables and charts. The docstring of `MemoryLedger` explains each category."""
 UNKNOWN = ("activations", "temporary")
-"""Categories that the ledger assigns as a first guess. It changes the category if later use of the memory disproves the guess."""
+"""Categories that the ledger assigns as a first guess. The ledger corrects a guess that later use of the memory disproves."""
 
 START = "start"
 """Part of a run in which the model is built, sharded and initialised, before the first step."""
@@ -99,7 +99,7 @@ class AllocationHistory:
         return PeakMemory(most, self.by_category(when.begins_at), when.phase)
 
     def peaks(self) -> dict[Phase, int]:
-        """Return the peak bytes of each phase. Leave out phases without an allocation."""
+        """Return the peak bytes of each phase that has an allocation."""
         found: dict[Phase, int] = {}
         for allocation, total in self._totals():
             found[allocation.phase] = max(total, found.get(allocation.phase, 0))

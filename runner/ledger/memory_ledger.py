@@ -42,7 +42,8 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
 
     Memory that an operator or a collective allocates internally is not tracked. A tensor created in another thread is tracked
     from its first use in the ledger's thread. The ledger ignores the copies that gloo's reduce-scatter makes of its inputs,
-    because gloo frees the copies at unpredictable times. An untracked storage counts as such a copy if `split` uses it first.
+    because gloo frees the copies at unpredictable times. If the first operator that uses an untracked storage is `split`, the
+    storage counts as such a copy.
 
     **Compiled code is not tracked**: inductor's allocations bypass dispatch modes, and dynamo does not compile while a
     dispatch mode is active.
@@ -84,7 +85,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         inputs = list(tensors_in((*args, *kwargs.values())))
         self.track_parameters(inputs)
         if any(hasattr(each, "__tensor_flatten__") for each in types):
-            return NotImplemented  # such as a DTensor, which dispatches its parts to this mode
+            return NotImplemented  # a tensor subclass, such as DTensor, dispatches its parts to this mode
         result = func(*args, **kwargs)
         if func is SPLIT and inputs and self.allocation_of(inputs[0]) is None:
             copied = inputs[0].untyped_storage()
@@ -97,7 +98,7 @@ class MemoryLedger(AllocationHistory, TorchDispatchMode):
         return result
 
     def track_parameters(self, tensors: Iterable[Any]) -> None:
-        """Track the parameters among some tensors, such as an operator's arguments, and the parameters' gradients."""
+        """Track the parameters among `tensors`, such as an operator's arguments, and the gradients of these parameters."""
         for value in tensors:
             if type(value) is not Tensor and isinstance(value, nn.Parameter):
                 self._set_category(value, "parameters")

@@ -17,8 +17,8 @@ from meshrunner.runner.ledger.allocations import END, Phase
 class Phases:
     """Tracker of a training run's phase. It registers hooks on modules, autograd and optimizers, so that models need no changes.
 
-    The model may be wrapped, for example by DDP. If the whole network is compiled, blocks and the loss have no phases of their
-    own, because the compiler would trace the hooks.
+    The model may be wrapped, for example by DDP. If the whole network is compiled, blocks and the loss have no separate phases,
+    because the compiler would trace the hooks.
     """
 
     def __init__(self, part: str = "forward", *, compiles: bool = False) -> None:
@@ -28,7 +28,7 @@ class Phases:
         self._block: int | None = None
         self._hooks = ExitStack()
         self.block_ended: Callable[[Any], None] = lambda output: None
-        """Callback that receives a block's output when the block's forward ends, but not in recomputation."""
+        """Callback that receives a block's output when the block's forward ends. It is not called in recomputation."""
         self.network_found: Callable[[Network], None] = lambda network: None
         """Callback that receives the network when its first forward begins."""
         # Without `disable`, the compiler would trace the hooks of a compiled module, although they run outside the compiled code.
@@ -38,7 +38,7 @@ class Phases:
     def now(self) -> Phase:
         if self._part in ("backward", END) and not _in_backward():
             self._part, self._block = "update", None
-        elif self._part == "update" and _in_backward():  # a pipeline schedule may compute weight gradients later
+        elif self._part == "update" and _in_backward():  # a pipeline may compute weight gradients after backward
             self._part = "backward"
         return Phase(self.step, self._part, self._block)
 
@@ -116,7 +116,7 @@ class Phases:
                     self.block_ended(output)
                 self._enter("forward")
 
-        # Prepend these hooks, so that they run before the hooks of sharding.
+        # Prepend these hooks, so that they run before the hooks of FSDP.
         self._hooks.enter_context(module.register_forward_pre_hook(self._hook(before), prepend=True))
         self._hooks.enter_context(module.register_forward_hook(self._hook(after), prepend=True))
 

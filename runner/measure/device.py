@@ -24,18 +24,19 @@ from meshrunner.runner.rundir.files import write_json
 
 GIB = 2**30
 MATMUL_SIZE, MATMUL_REPEATS = 1024, 12
-"""Side length of the square matrices, and number of matmuls, in a measurement of a CPU's peak FLOP/s."""
+"""Settings for measuring a CPU's peak FLOP/s: side length of the square matrices, and number of matmuls."""
 
 
 class HostDevice:
-    """Measurement on a CPU, where operators are synchronous: time by the host's clock, and peak resident set size (VmHWM)."""
+    """Measures time and memory on a CPU. The time is read from the host's clock, because operators on a CPU are synchronous.
+    The memory figure is the peak resident set size (VmHWM)."""
 
     keys: tuple[str, ...] = ("memory/peak_rss_gib",)
     """Keys, in events.jsonl, of the memory figures that a rank measures."""
     total_gib: float | None = None
     """Memory of the device in GiB; None on a CPU, because other ranks and programs share its memory."""
     _least: Sequence[float] = ()
-    """Memory figures measured before an evaluation."""
+    """Memory peaks from the last reset to the latest evaluation, in the order of `keys`; () without an evaluation."""
 
     def stamp(self) -> Any:
         """Return a time stamp of the moment at which the device completes the work issued so far."""
@@ -62,7 +63,7 @@ class HostDevice:
         return [int(found[1]) * 1024 / GIB if found else 0.0]
 
     def joules(self) -> float:
-        """Return the energy that the device has used, counted from a fixed time. NaN if unknown."""
+        """Return the energy, in joules, that the device has used since a fixed time, or NaN if unknown."""
         return math.nan
 
     def row(self, peaks: dict[str, float]) -> dict[str, float | None]:
@@ -87,7 +88,7 @@ class HostDevice:
 
 
 class CudaDevice(HostDevice):
-    """Measurement on a GPU: time by CUDA events on the current stream, and the caching allocator's memory peaks."""
+    """Measures time and memory on a GPU. CUDA events on the current stream give the time, the caching allocator the peaks."""
 
     keys = ("memory/peak_active_gib", "memory/peak_reserved_gib", "memory/alloc_retries", *HostDevice.keys)
 
@@ -117,7 +118,7 @@ class CudaDevice(HostDevice):
         retries = torch.cuda.memory_stats(self.device)["num_alloc_retries"] - self._retries
         with super().peaks_kept():
             yield
-        self._retries -= retries  # retries are counted, while peaks are compared
+        self._retries -= retries  # counts before and after the block add up, but `peaks` returns the larger value
 
     def release_cached(self) -> None:
         gc.collect()  # reference cycles keep tensors alive
@@ -133,8 +134,8 @@ class CudaDevice(HostDevice):
 
 
 def energy_counter(uuid: str) -> Callable[[], float]:
-    """Return a function that returns the joules that a GPU has used since the driver was loaded. The function returns NaN if NVML
-    does not count the energy, as for MIG slices and for GPUs older than Volta. uuid: UUID of the GPU, without `GPU-`."""
+    """Return a function that reads a GPU's energy counter: the joules used since the driver was loaded. The function returns
+    NaN if NVML does not count the energy, as for MIG slices and GPUs older than Volta. uuid: the GPU's UUID, without `GPU-`."""
     device, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -182,7 +183,7 @@ def peak_remark(rate: str, context: WorkerContext) -> str:
 
 
 def measured_peak(rate: str, context: WorkerContext) -> tuple[float, str]:
-    """Measure this CPU's peak and keep the best result in cpu_peak.json. Return the best FLOP/s, and text for `peak_remark`."""
+    """Measure this CPU's peak. Store the best result in cpu_peak.json. Return it in FLOP/s, and text for `peak_remark`."""
     path, key = cache_dir() / "cpu_peak.json", _peak_key(rate, context)
     known = JsonFile.read(path).as_json()
     before = known.get(key)

@@ -12,7 +12,7 @@ from meshrunner.runner.rundir import read_events
 from meshrunner.runner.rundir.files import EVALS
 
 LARGEST_EXPONENT = 700.0
-"""Loss beyond which the perplexity, e^loss, is not a float."""
+"""Losses of at least this value have no perplexity, because e^loss overflows a float (at about 710)."""
 
 
 def record(run_dir: Path, attempt: int, step: int, loss: float, tokens: int, seconds: float) -> None:

@@ -132,8 +132,8 @@ class RunMeter:
         last_unmeasured = self.resumed_at + self.experiment.measure_after
         if compile_time and step > last_unmeasured:
             self._record_recompiles(step)
-        # The first step ends the start-up, so its values are read immediately, whatever log_every is. A profiler that starts or
-        # stops after this step needs an idle device, and its start or stop must not add to the time of a step.
+        # The first step ends the start-up, so its values are read immediately, regardless of log_every. Values are also read
+        # before a profiler starts or stops: this needs an idle device, and its time must not count towards a step.
         first, last = step == self.resumed_at + 1, step == self.experiment.steps
         if first or last or step % self.log_every == 0 or self.profiler.turns_after(step):
             self._read_out()
@@ -190,7 +190,7 @@ class RunMeter:
         """Exclude the work in the `with` block from all figures of steps."""
         self.doing(phase)
         self.profiler.pause()
-        # Write the rows first: if a crash left a checkpoint without the rows before it, the resumed run would have a gap.
+        # Write the rows first. Otherwise, a crash could leave a checkpoint without the rows of the steps before it.
         if self.pending:
             self._read_out()
         if self.events is not None:
@@ -206,14 +206,14 @@ class RunMeter:
         """Add facts to summary.json that are known only at the end of the run."""
         if self.context.records:
             found = compile_facts(self.experiment.compile) if self.compile_time else {}
-            self._add_to_summary(found | {"data": self.describe_data()})  # all data may be packed only during training
+            self._add_to_summary(found | {"data": self.describe_data()})  # data may be packed during training
             self._add_to_summary(self.by_rank.summary(self.device.keys, self.ranks_memory))
             if self.rows.beyond_peak:
                 self._add_to_summary({"peak_remark": peak_remark(self.peak_rate, self.context)})
 
     @contextmanager
     def _not_counted(self) -> Iterator[None]:
-        """Exclude the time in the `with` block from WPS. The device must not execute a step meanwhile, or WPS is too high."""
+        """Exclude the time in the `with` block from WPS. If the device executes a step meanwhile, WPS is too high."""
         since = time.perf_counter()
         yield
         self.window_begin += time.perf_counter() - since

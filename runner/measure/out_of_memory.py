@@ -31,7 +31,7 @@ PARTS = {
     "squared_norm": "gradient norm",
     "clip_by_norm": "clipping",
 }
-"""Phrases that describe, in error messages, the work of the recipe's functions. The keys are function names."""
+"""Phrases for error messages, keyed by function name. Each phrase describes the work of a function of the recipe."""
 
 
 class MemoryRanOut(Exception):
@@ -40,7 +40,7 @@ class MemoryRanOut(Exception):
 
 def explained(error: BaseException, step: int = 0) -> MemoryRanOut | None:
     """Return an error such as `out of host memory in step 3 (forward of layers.1): tried to allocate 2.00 GiB`. Return None if
-    neither `error` nor its causes (compilers wrap exceptions) report a lack of memory. `step` is 0 before the first step."""
+    neither `error` nor an exception that it wraps reports a lack of memory. `step` is 0 before the first step."""
     if isinstance(error, MemoryRanOut):
         return error
     chain = [error]
@@ -84,7 +84,7 @@ def _part(chain: list[BaseException]) -> str:
 
 
 def _name(modules: list[nn.Module]) -> str:
-    """Return the innermost module's name, such as `layers.1`, without names of wrappers. The name of the whole model is ""."""
+    """Return the innermost module's name, such as `layers.1`, without the names of wrappers. Return "" for the whole model."""
     from meshrunner.recipes.model.base import clean_name
 
     names = {id(module): clean_name(name) for name, module in modules[0].named_modules()}

@@ -41,14 +41,14 @@ class Step:
 
 @dataclass
 class Rows:
-    """Converter of one attempt's measurements to rows, one row per step. An attempt is one start or resumption of a run."""
+    """Converts the measurements of an attempt to rows, one row per step. An attempt is one start or resumption of a run."""
 
     context: WorkerContext
     flops: Flops
     peak: float | None
     """Peak FLOP/s of a device; None if unknown."""
     tokens: int
-    """Number of tokens trained on up to the last row, including the tokens of earlier attempts."""
+    """Number of training tokens in all steps up to the last row, including the steps of earlier attempts."""
     beyond_peak: bool = False
     """Whether a step exceeded `peak`, for example because `peak` was measured on a busy CPU. MFU is unknown in such a step."""
 
@@ -58,7 +58,7 @@ class Rows:
         """Return one row per step for the steps between two readings of metrics. The rows contain no memory figures.
 
         `window`: seconds between two readings of metrics. Each step gets a share of `window` in proportion to its step time.
-        WPS = tokens of the step / (share of `window` x devices), which includes the time for reading metrics.
+        WPS = tokens of the step / (share of `window` x devices). `window` includes the time for reading metrics.
         MFU = WPS x FLOPs per token / peak FLOP/s of the device. `ranks` has the shape [ranks, steps, RANK_KEYS + values of
         `Network.observe`]. `times` holds the Unix time at which the device completed each step. `joules`: energy that all devices
         used in `window`; NaN if unknown.
@@ -97,8 +97,9 @@ class Rows:
 
 
 def of_emulated(row: dict[str, Any], communication_s: float | None) -> dict[str, Any]:
-    """Turn a measured row, in which collectives took no time, into the row of an emulated rank, which has no loss. Add the time
-    spent waiting for communication to the step time. If `communication_s` is None, step time and speed become None."""
+    """Turn a measured row into the row of an emulated rank. The measured step time excludes communication, so add the seconds
+    spent waiting for communication. If `communication_s` is None, step time and speed become None. Figures without meaning for
+    an emulated rank, such as the loss, also become None."""
     compute = row["perf/step_time_s"]
     ratio = None if communication_s is None else compute / (compute + communication_s)
     meaningless = {key for key in row if key.startswith(("train/", "experts/"))} - {"train/lr", "train/tokens"}
@@ -133,7 +134,7 @@ def stop_if_not_finite(steps: list[Step], rank_losses: Tensor, norms: list[float
 
 
 class ByRank:
-    """Sums of each rank's loss and times (RANK_KEYS) over the steps passed to `add`, computed only on rank 0."""
+    """Each rank's loss and times (RANK_KEYS), summed over the steps passed to `add`. Only rank 0 computes these sums."""
 
     def __init__(self, world_size: int) -> None:
         self.sums = torch.zeros(world_size, len(RANK_KEYS), dtype=torch.float64)

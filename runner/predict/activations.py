@@ -25,21 +25,21 @@ class KeptActivations(NamedTuple):
     nbytes: int
     """Bytes of the kept activations on one device, without unsharded parameters."""
     operators: dict[str, tuple[int, int]]
-    """Counts (kept results, all results) keyed by operator, such as `mm`. Operators without a kept result are left out."""
+    """Pairs (kept results, all results) of each operator that has a kept result, keyed by operator, such as `mm`."""
 
 
 class BlockKind(NamedTuple):
-    """Group of recomputed blocks with the same class and the same kept activations."""
+    """Group of recomputed blocks. The blocks have the same class and keep the same activations."""
 
     name: str
     whole: KeptActivations
     kept: KeptActivations
-    """Activations that each block would keep without recomputation, and that it keeps with recomputation."""
+    """Activations of each block. The block would keep `whole` without recomputation, and keeps `kept` with recomputation."""
 
 
 def recomputed_blocks(experiment: Experiment, device: ExpectedDevices, network: Network) -> list[BlockKind]:
-    """Group the recomputed blocks of an experiment by class and kept activations. The experiment must have passed
-    `consistency.fit`. Raise ConfigError if tracing is impossible."""
+    """Group the recomputed blocks of an experiment. The blocks of a group have the same class and keep the same activations.
+    The experiment must have passed `consistency.fit`. Raise ConfigError if tracing is impossible."""
     if reason := experiment.untraceable():
         raise ConfigError(reason)
     option = experiment.activation_checkpoint
@@ -86,8 +86,8 @@ def largest_block_bytes(trace: Trace) -> int | None:
 
 
 def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, str]) -> Model:
-    """Return a copy of the model with only its first blocks, including a block of each class in `classes`. If the model cannot be
-    shortened, return the full model, or raise ConfigError if the full model has more than MOST_BLOCKS blocks."""
+    """Return a copy of the model with only its first blocks, at least one of each class in `classes`. If the model cannot be
+    shortened, return the full model. Raise ConfigError if that model has more than MOST_BLOCKS blocks."""
     model, blocks = experiment.model, len(network.block_names())
     first = {name: block for block, name in reversed(classes.items())}
     few = max(*first.values(), model.first_blocks) + 1
@@ -98,7 +98,7 @@ def _first_blocks(experiment: Experiment, network: Network, classes: dict[int, s
 
 
 def _made_in_forward(trace: Trace) -> dict[int, tuple[list[Allocation], list[Allocation]]]:
-    """Return two lists per block: allocations in the last step's first forward, and those still held when backward begins."""
+    """Return two lists per block: all allocations in the last step's first forward, and those held when backward begins."""
     last, ledger = trace.last_step, trace.ledger
     in_backward = (each.allocated_at for each in ledger.allocations if each.phase[:2] == (last, "backward"))
     backward = next(in_backward, ledger.now)

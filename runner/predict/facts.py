@@ -1,7 +1,7 @@
 """Derives the facts that a configuration determines exactly, without a GPU: parameters, work, communication and memory of a step.
 
-Facts are grouped in sections, such as `forward of block 3`. All sections but MODEL and PARAMETERS come from a trace, and also
-depend on the operators that torch calls.
+Facts are grouped in sections, such as `forward of block 3`. All sections except MODEL and PARAMETERS come from a trace. Facts
+from a trace also depend on which operators torch calls.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OF_CODE = (MODEL, PARAMETERS)
 MOST_DRAWN = 2 * 10**9
 """Largest model, in parameters, for which random initial values are drawn. Drawing the values takes up to a minute."""
 BLOCK = re.compile(r"(?<=\.)\d+(?=\.)")
-"""Number of a block in a parameter's name."""
+"""Pattern of the block number in a parameter's name."""
 
 
 def exact_facts(experiment: Experiment, device: ExpectedDevices) -> Sections:
@@ -103,7 +103,7 @@ def _parameters(experiment: Experiment, network: Network) -> Iterator[tuple[str,
 
 
 def _traced(trace: Trace, degrees: Degrees, expert: int) -> Sections:
-    """Return the work and communication per phase of the last traced step, peak memory, and the activations each block keeps."""
+    """Return work and communication in each phase of the last traced step, activations kept by each block, and peak memory."""
     from meshrunner.runner.predict.activations import kept_by_block
     from meshrunner.runner.predict.record.trace_events import Collective, Operator
     from meshrunner.runner.predict.trace.depth import step_peak

@@ -75,9 +75,9 @@ class SpeedForecast:
     calibrated: bool
     """Whether the device's rates were fitted to measured runs (calibrated)."""
     error_pct: float
-    """Largest error of predicted speeds, in percent, in the measured runs that `error_basis` names."""
+    """Largest error of the speeds predicted for the measured runs that `error_basis` names, in percent."""
     error_basis: str
-    """Sentence that names the measured runs with which predictions were compared, and states the error `error_pct`."""
+    """Sentence that names the measured runs whose speeds were compared with predictions, and states `error_pct`."""
     pipeline_idle_pct: float | None = None
     """Share of the step in which a pipeline rank waits for others, averaged over ranks, in percent; None without a pipeline."""
 
@@ -98,7 +98,7 @@ class Forecast:
     wps_on: tuple[float, ...] = ()
     """Tokens per second per device, for each device in the argument `variants` of `predict`."""
     rank: int = 0
-    """Rank whose memory is predicted: 0 or, with a pipeline, the emulated rank or the rank that needs most memory."""
+    """Rank whose memory is predicted. Without a pipeline: 0. With one: the emulated rank, else the rank with most memory."""
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object with the same keys for every run. Unknown values are null."""
@@ -117,7 +117,7 @@ def not_planned(reason: str) -> Forecast:
 
 
 def judge(needed: int, capacity: int, error: float, runs_in: Callable[[int], bool]) -> Answer:
-    """Judge whether a run fits in `capacity` bytes. The run is predicted to use `needed` bytes if memory is unlimited.
+    """Judge whether a run fits in `capacity` bytes. With unlimited memory, the run is predicted to use `needed` bytes.
 
     `error` bounds the relative error of predictions. A run fits if it completes in (1 - `error`) x `capacity` bytes, and is
     borderline if it completes only in (1 + `error`) x `capacity`. `runs_in(n)` returns whether the run completes in n bytes.

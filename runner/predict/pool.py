@@ -32,9 +32,9 @@ def predict_all(
     within_s: float | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[Forecast]:
-    """Return a forecast for each run. All runs must have passed `consistency.fit`. After `within_s` seconds in total, return
-    NOT_IN_TIME for unpredicted runs. After each prediction, call `progress` with the number of predicted runs and the
-    number of all runs. `active_only`, `variants`: see `predict`."""
+    """Return a forecast for each run. All runs must have passed `consistency.fit`. Stop after `within_s` seconds in total; the
+    forecast of a run without a prediction is then NOT_IN_TIME. After each prediction, call `progress` with the number of
+    predicted runs and the number of all runs. `active_only`, `variants`: see `predict`."""
     found = [NOT_IN_TIME] * len(configs)
     deadline = None if within_s is None else time.monotonic() + within_s
     numbers, done = iter(range(len(configs))), 0

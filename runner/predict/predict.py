@@ -42,11 +42,11 @@ from meshrunner.runner.predict.workload import Workload, trace_run
 ACTIVE_ERROR_PCT, RESERVED_ERROR_PCT = 2.0, 8.0
 """Bounds on the errors of the predicted peaks of active and reserved memory, in percent (from docs/measurements/plan.md)."""
 REACH = 0.25
-"""`predict` skips `variants` if a run exceeds the device's memory by more than this fraction. A smaller excess may be a
-prediction error."""
+"""`predict` predicts no speed for `variants` if the run needs more than (1 + REACH) x the device's memory. A run that needs
+less may fit after all, because predictions have errors."""
 RESERVED_PER_ACTIVE, PARTLY_USED = 2.5, 2**28
-"""Bound on reserved memory: a multiple of active memory, plus bytes for mostly unused segments. The largest ratio of reserved to
-active memory is 2.29 in predictions (see docs/measurements/plan.md) and 1.37 in published runs. The margin covers errors."""
+"""Upper bound on reserved memory: 2.5 x active memory, plus 2**28 bytes for mostly unused segments. The largest observed ratio
+of reserved to active memory is 2.29 in predictions (see docs/measurements/plan.md) and 1.37 in published runs."""
 
 
 def predict(
@@ -57,10 +57,10 @@ def predict(
     with_timeline: bool = False,
     variants: Sequence[GPU | CPU] = (),
 ) -> Forecast:
-    """Predict a run that passed `consistency.fit`. Propagate exceptions of user classes, unless only the meta device causes them.
+    """Predict a run that passed `consistency.fit`. Exceptions of user classes propagate, except those due to the meta device.
 
-    `active_only` predicts reserved memory only if active memory does not decide whether the run fits. `active_only` is faster,
-    because it traces two models with fewer blocks if possible. `with_timeline` adds memory over time, and traces the full model.
+    `active_only` skips reserved memory if active memory alone shows whether the run fits. `active_only` is faster, because it
+    traces two models with fewer blocks if possible. `with_timeline` adds memory over time, and traces the full model.
     The speed is also predicted for each of `variants` (see REACH), which are copies of the device with other rates.
     """
     experiment = experiment.on(device.type)
@@ -171,8 +171,8 @@ def _reserved_memory(
 
 
 def _memory_forecast(device: ExpectedDevices, peak: PeakMemory, startup: int, trace: Trace) -> MemoryForecast:
-    """Return the forecast of active memory, without an allocator."""
-    # A pipeline stage may run several micro batches before its first backward. A block then keeps activations of all of them.
+    """Return the forecast of active memory. The fields about the allocator are None."""
+    # With a pipeline, a block may keep activations of several micro batches, which run before the block's first backward.
     block = None if trace.exchanged else largest_block_bytes(trace)
     return MemoryForecast(
         peak_active_gib=peak.total / GIB,

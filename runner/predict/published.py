@@ -27,19 +27,19 @@ class Regime(NamedTuple):
     longest: int
     """Smallest and largest sequence length of the runs."""
     devices: int
-    """Largest number of devices of the runs."""
+    """Largest number of devices that a run used."""
     runs: int
     speed_pct: float
     """Largest error in percent, rounded up."""
 
 
 def stated_error(experiment: Experiment, hardware: GPU | CPU, devices: int) -> tuple[float, str]:
-    """Return the error of a predicted speed in percent, and a sentence that names the runs that gave this error. For a
+    """Return the error of a predicted speed in percent, and a sentence that names the runs in which it was observed. For a
     calibrated device, the error comes from the calibration. Otherwise, the error is `speed_pct` of the matching `Regime` or, if
     no regime matches, the largest `speed_pct`. `devices`: number of devices of the predicted run."""
     if hardware.calibrated is not None:
         pct = hardware.calibrated.error_pct
-        return pct, f"calibrated; a fit to the other runs predicted each measured run to within {pct:g}%"
+        return pct, f"calibrated; each measured run was predicted to within {pct:g}% by a fit to the others"
     assert isinstance(hardware, GPU), "the speed of a CPU is unknown before calibration"
     kind, tokens = (hardware.name, experiment.precision.kind), experiment.seq_len
     model = experiment.model

@@ -36,8 +36,8 @@ class Planned:
         if self.value:
             found = "fits; the search tries no larger value" if self.value == MOST else "is the largest that fits"
             return [f"{self.key}={self.value} {found}"]
-        certain = " for certain" if self.forecast.verdict.answer == BORDERLINE else ""
-        return [f"not even {self.key}={each} fits{certain}" for each in self.tried[:1]]
+        certain = "is certain to fit" if self.forecast.verdict.answer == BORDERLINE else "fits"
+        return [f"not even {self.key}={each} {certain}" for each in self.tried[:1]]
 
     def as_json(self) -> dict[str, Any]:
         searched = {"max": {self.key: self.value}, "tried": self.tried} if self.tried else {}
@@ -54,8 +54,8 @@ def predict_config(config: dict[str, Any], *, active_only: bool, with_timeline: 
 
 
 def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, with_timeline: bool) -> Planned:
-    """Find the largest whole number for `key` with which a run fits. Raise ConfigError if every number tried is invalid, or if,
-    in the configuration that `overrides` describe, the value of `key` is not a whole number, null or auto."""
+    """Find the largest whole number for `key` with which a run fits. Raise ConfigError if every number tried is invalid. Also
+    raise it if the configuration that `overrides` describe sets `key` to anything but a whole number, null or auto."""
 
     def composed(value: int) -> dict[str, Any]:
         return _composed([*overrides, f"{key}={value}"])
@@ -76,9 +76,9 @@ def largest_that_fits(overrides: Sequence[str], key: str, *, active_only: bool, 
 def largest_of_each(
     configs: Sequence[Callable[[int], dict[str, Any]]], key: str, *, active_only: bool
 ) -> list[Planned]:
-    """Find the largest whole number for `key` with which each run fits. The searches run at the same time, and several processes
-    predict the values to try next. If no number is allowed for a run, `tried` is empty in the run's result. `configs`: one
-    function per run that takes a value of `key` and returns the run's configuration."""
+    """For each run, find the largest whole number for `key` with which the run fits. The searches run at the same time, and
+    several processes predict the values to try next. If no number is allowed for a run, `tried` is empty in its result.
+    `configs`: one function per run that takes a value of `key` and returns the run's configuration."""
     tried: list[dict[int, Forecast]] = [{} for _ in configs]
     largest: list[int | None] = [None] * len(configs)
     searches = [trials(partial(_is_allowed, config(1), key)) for config in configs]

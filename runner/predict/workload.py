@@ -30,7 +30,7 @@ class Workload:
     tokens: float
     """Tokens per step and device."""
     skipped_micro_batches: int
-    """Number of untraced micro batches per step. `step_time` includes an estimate of the time of untraced micro batches."""
+    """Number of untraced micro batches per step. `step_time` includes an estimate of their time."""
     events: tuple[EventLog, ...]
     """One event log if the full-depth model was traced, or two if two shallow models (with fewer blocks) were traced instead.
     With a pipeline, one event log per traced rank."""
@@ -89,7 +89,7 @@ class Workload:
             error_pct += math.ceil(100 * step_time.seconds_by_part["attention"] / step_time.seconds)
             error_basis += CUDNN_UNKNOWN
         if experiment.data.separates_documents:
-            error_basis += ". MFU counts attention as if documents filled whole sequences"
+            error_basis += ". MFU counts attention as if each document filled a whole sequence"
         return SpeedForecast(
             wps=wps,
             mfu=None if peak is None else 100 * wps * flops / (peak * 1e12),
@@ -128,8 +128,8 @@ def trace_run(
 
 
 def trace_workload(experiment: Experiment, device: ExpectedDevices) -> Workload:
-    """Trace a run whose step time was measured. Drop memory events, for speed. If the run emulates a rank, drop collectives, too,
-    because the rank waits for no other rank."""
+    """Trace a run whose step time was measured. Drop memory events, so that predictions are faster. If the run emulates a rank,
+    also drop collectives, because an emulated rank does not wait for other ranks."""
     workload, traces = trace_run(experiment.on(device.type), device, shallow=True)
     if experiment.launch.emulate is None:
         return workload.without(MemoryEvent)

@@ -22,7 +22,8 @@ def cpus_to_bind(bus_ids: Sequence[str], local_rank: int, allowed: set[int]) -> 
     """Return the CPUs in `allowed` that are close to GPU `bus_ids[local_rank]`, or an empty set if binding is not useful."""
     near = [cpus_near(bus_id) & allowed for bus_id in bus_ids]
     own = near[local_rank]
-    # Binding has no effect if all allowed CPUs are close. Each worker that shares the close CPUs needs FEWEST_CORES of them.
+    # Binding has no effect if all allowed CPUs are close to the GPU. Workers may share these CPUs, but each worker needs
+    # FEWEST_CORES of them.
     return own if own != allowed and len(own) >= FEWEST_CORES * near.count(own) else set()
 
 

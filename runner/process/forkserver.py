@@ -37,7 +37,7 @@ PRELOAD = [
     "meshrunner.runner.launch.worker",
     "meshrunner.runner.config.experiment",
 ]
-"""Modules that the forkserver imports before it forks. User modules are left out: their errors would end the forkserver."""
+"""Modules that the forkserver imports before it forks. The list has no user modules: their errors would end the forkserver."""
 
 context = multiprocessing.get_context("forkserver")
 _variables: Mapping[str, str] | None = None
@@ -50,8 +50,8 @@ LONGEST = 40
 
 def warm(variables: Mapping[str, str] | None = None) -> None:
     """Start the forkserver, which imports torch in the background, and return within milliseconds. The forkserver's environment
-    includes `variables`, because libraries read them when they are loaded. Keep a running forkserver if it has the same
-    variables or if `variables` is None; otherwise, kill and replace it. A forkserver that is replaced must not have children."""
+    includes `variables`, because some libraries read variables only on import. Keep a running forkserver if it has the same
+    variables or if `variables` is None. Otherwise, kill and replace it. A replaced forkserver must not have children."""
     global _variables
     if _variables is not None and variables in (None, _variables):
         return
@@ -76,14 +76,14 @@ def warm(variables: Mapping[str, str] | None = None) -> None:
         for name_of_variable in own.keys() - before.keys():
             stack.callback(os.environ.pop, name_of_variable)
         os.environ.update(own)
-        resource_tracker.ensure_running()  # otherwise the forkserver starts the tracker, which unblocks SIGINT
+        resource_tracker.ensure_running()  # do this first, because starting the tracker unblocks SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forkserver.ensure_running()
 
 
 def temporary_folder() -> str:
     """Return the folder for the forkserver's socket and other temporary files. The first call creates the folder, or raises
-    ConfigError. The command, or the forkserver if the command is killed, removes the folder on exit."""
+    ConfigError. The command removes the folder on exit. If the command is killed, the forkserver removes the folder."""
     # multiprocessing would choose a folder in TMPDIR even if the path is too long for a socket.
     settings: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
     if settings.get("tempdir") is not None:

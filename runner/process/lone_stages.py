@@ -18,7 +18,7 @@ class _Sent(NamedTuple):
 def replace_neighbours(replace: Callable[[Any, str, Any], Any], *, on_host: bool) -> None:
     """Replace transfers between pipeline stages: nothing is sent, and each receive buffer is filled with random values once.
     replace: a function like `setattr`, called for each attribute of torch to replace. on_host: whether ranks communicate by
-    gloo, which keeps a sent tensor until the schedule drops the send's `Work` object."""
+    gloo. Gloo keeps a sent tensor alive until the schedule drops the `Work` object of the transfer."""
     import torch
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage, schedules, stage

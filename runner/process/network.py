@@ -46,7 +46,7 @@ def sources(host: str) -> Iterator[str]:
 
 
 def interfaces() -> dict[str, list[str]]:
-    """Return the IP addresses of the interfaces that are up, keyed by interface. Leave out link-local IPv6 addresses."""
+    """Return the IP addresses of the interfaces that are up, keyed by interface name. Omit link-local IPv6 addresses."""
     found = {}
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     for name, addresses in psutil.net_if_addrs().items():

@@ -1,4 +1,5 @@
-"""Runs a command line in a child process for `meshrunner.run`. The child process writes a receipt: a directory or an error."""
+"""Runs a command line in a child process for `meshrunner.run`. The child process writes a receipt, which contains the run or
+sweep directory, or an error."""
 
 import json
 import os
@@ -70,8 +71,8 @@ def accept() -> None:
 
 
 def passed_on() -> dict[str, str]:
-    """Return the environment variable with which a program can complete the receipt after replacing this process. Return {} if
-    this process writes no receipt."""
+    """Return the environment variable that a program needs to continue the receipt after it has replaced this process (exec).
+    Return {} if this process writes no receipt."""
     if _receipt is None:
         return {}
     os.set_inheritable(_receipt, True)

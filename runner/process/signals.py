@@ -46,7 +46,8 @@ def hold_stop_requests() -> None:
 
 @contextmanager
 def interruptible(consequence: str = "") -> Iterator[None]:
-    """Raise Interrupted ("by SIGINT" + `consequence`) on a signal in INTERRUPTS. Ignore further signals for IGNORE_S seconds."""
+    """Raise Interrupted on a signal in INTERRUPTS, and ignore further signals for IGNORE_S seconds. The message names the
+    signal and ends with `consequence`, as in "by SIGINT; repeat the command to upload the rest"."""
     last, received = float("-inf"), 0
 
     def interrupt(number: int, _: object) -> None:

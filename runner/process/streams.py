@@ -36,7 +36,8 @@ class _Output(io.FileIO):
 
 def secure_streams() -> None:
     """Open /dev/null in place of closed standard streams. Replace sys.stdout and sys.stderr by streams that never raise OSError.
-    Call this function before any file is opened: a file could get a closed stream's descriptor, and workers would write to it."""
+    Call this function before a file is opened. Otherwise, the file could get the descriptor of a closed stream, and the output
+    of workers would go to this file."""
     for number, name in enumerate(STREAMS):
         try:
             os.fstat(number)

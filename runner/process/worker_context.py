@@ -51,7 +51,7 @@ class Node:
     port: int
     """TCP port of the rendezvous. In a run on a single node, port 0 makes rank 0 choose a free port."""
     rendezvous: str
-    """Id of the rendezvous, which changes each time the SLURM job starts, so that workers of an earlier start cannot join."""
+    """Id of the rendezvous. Each start of the SLURM job has a new id, so that workers of an earlier start cannot join."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ DATA = "meshrunner data"
 MODULE = "meshrunner module "
 """Prefix of the annotation around the forward pass of a module, followed by the module's name."""
 EVALUATED = "autograd::engine::evaluate_function: "
-"""Prefix of the events that run the backward function of one operator, and the hooks of its inputs and outputs."""
+"""Prefix of the events in which autograd runs one backward function, and the hooks of this function's inputs and outputs."""
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc):|_?c10d\w*::|record_param_comms$")
 TRANSFER = re.compile(r"gloo:(send|recv)|c10d::(send|recv_)$|ncclDevKernel_SendRecv")
 """Pattern of sends and receives. On GPUs, the kernel of an all-to-all also matches."""
@@ -38,7 +38,7 @@ ANY_COLLECTIVE = "collective"
 
 
 class Activity(NamedTuple):
-    """The work of a thread while an event is the innermost open event."""
+    """The work that a thread does while one particular event is its innermost open event."""
 
     part: str = "forward"
     """`data`, `forward`, `recompute` or `backward`. The optimizer counts as forward here."""
@@ -65,7 +65,7 @@ class Activity(NamedTuple):
             inside = self._replace(sharding=True)
         elif COLLECTIVE.match(name):
             kind = collective_of(name)
-            if kind == ANY_COLLECTIVE:  # an event such as `record_param_comms` inside `c10d::send` does not name it
+            if kind == ANY_COLLECTIVE:  # such as `record_param_comms` inside `c10d::send`
                 kind = self.collective or kind
             inside = self._replace(collective=kind, work="")
         elif OPERATOR.match(name) and not self.collective:
@@ -137,7 +137,7 @@ def spans(events: Iterable[Event], modules: dict[int | None, str]) -> list[Span]
 
 
 def cut(found: list[Span], begin: float, end: float, otherwise: Activity) -> Iterator[Span]:
-    """Yield the part of ordered spans from `begin` to `end`. Fill each gap with a span of the activity `otherwise`."""
+    """Yield the ordered spans from `begin` to `end`, cut at these times. Fill each gap with a span of activity `otherwise`."""
     now = begin
     for place in range(max(0, bisect_right(found, (begin,)) - 1), len(found)):
         span = found[place]

@@ -32,7 +32,7 @@ class ProfiledRun(NamedTuple):
 
     @property
     def transfers(self) -> bool:
-        """Whether pipeline stages send and receive, and no all-to-all could be mistaken for these transfers in a trace."""
+        """Whether a trace shows the transfers between pipeline stages. False if all-to-alls could be mistaken for transfers."""
         layout = self.layout
         all_to_all = layout.expert > 1 or (layout.context > 1 and layout.context_method == "ulysses")
         return layout.pipeline > 1 and not all_to_all
@@ -74,7 +74,7 @@ def _ranks(value: Any) -> Any:
 
 
 class Windowed(Profiler):
-    """Base class of profilers that profile `steps` steps, after the first `measure_after` + `start` steps of an attempt."""
+    """Base class of profilers of `steps` consecutive steps. An attempt's first `measure_after` + `start` steps are skipped."""
 
     start: Annotated[int, whole(at_least=0)]
     """Number of steps to skip before the first profiled step, in addition to the first `measure_after` steps."""
@@ -152,7 +152,7 @@ class Session:
         self.in_step.close()
 
     def step_done(self, step: int) -> list[float] | None:
-        """Finish a step. If it is the last profiled step and this rank has figures, return them, otherwise None."""
+        """Finish a step. After the last profiled step, return this rank's figures, if there are any. Otherwise return None."""
         self.pause()
         self.next_step = step + 1
         self._enter_window()

@@ -27,11 +27,11 @@ class MemoryProfile(Windowed):
     On CUDA, trace/memory_rank0.pickle lists the allocations and frees up to the last profiled step, with their call stacks. The
     .pickle file is written after the last profiled step or when memory runs out. View the .pickle file at
     pytorch.org/memory_viz. Steps up to the last profiled step do not count towards throughput. If memory runs out after the last
-    profiled step, trace/memory_rank0_oom.pickle shows the memory that was held when memory ran out.
+    profiled step, trace/memory_rank0_oom.pickle shows the memory in use at that time.
 
     On a CPU, trace/memory_rank0.json holds the peak bytes of live tensors in the profiled steps, in total and per category. In
     summary.json, `memory/peak_live_gib` and `memory/live_*_gib` are the values of the rank with the highest peak, in GiB. The
-    `memory/*live*` keys are null if the model is compiled, because `MemoryLedger` cannot track compiled code.
+    values are null if the model is compiled, because `MemoryLedger` cannot track compiled code.
     """
 
     max_entries: Count
@@ -83,7 +83,7 @@ class HistorySession(MemorySession):
     def end(self) -> list[float]:
         self._write(".pickle")
         self.allocator._record_memory_history(enabled=None)
-        return [math.nan] * len(KEYS)  # memory/peak_active_gib is more precise
+        return [math.nan] * len(KEYS)  # the run's memory/peak_active_gib is more precise
 
     def out_of_memory(self) -> None:
         if self.chosen:

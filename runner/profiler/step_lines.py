@@ -63,7 +63,7 @@ class Step(NamedTuple):
     begin: float
     end: float
     updates_from: float
-    """End of the last backward or, if there is no backward, of the step. Later work belongs to the optimizer."""
+    """End of the last backward; without a backward, end of the step. Later work belongs to the optimizer."""
     thread: object
     dims: tuple[str, ...]
     """Names of the mesh dimensions over which ranks communicate, such as `shard`."""
@@ -91,7 +91,7 @@ class Step(NamedTuple):
             return data
         if updates:
             return list(self.dims)
-        # DDP reduces gradients during backward.
+        # Without `shard`, DDP reduces gradients over the data dimensions during backward.
         return [*data, *others] if activity.part == "backward" and "shard" not in self.dims else others
 
 
@@ -218,8 +218,8 @@ def _kernel(event: Event, launch: Event, timeline: Timeline, step: Step) -> Inte
 
 
 def _moments(kernels: list[Interval], idle: list[Interval], first: float, last: float) -> Iterator[Interval]:
-    """Divide the time between `first` and `last`. idle: intervals whose lines apply while no kernel runs and the host still
-    issues work of the step. Later time without a kernel belongs to HOST."""
+    """Divide the time between `first` and `last`. idle: intervals of the thread that launches kernels. While no kernel runs,
+    the line of the `idle` interval that began last applies."""
     changes: list[tuple[float, int, tuple[str, str]]] = [
         *((kernel.begin, 1, kernel[2:]) for kernel in kernels),
         *((kernel.end, -1, kernel[2:]) for kernel in kernels),

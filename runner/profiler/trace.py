@@ -23,7 +23,7 @@ class TraceProfile(Windowed):
     """
 
     with_stack: bool
-    """Whether to record the source line that called each operator. Recording source lines slows down every operator."""
+    """Whether to record the source line that called each operator, which slows down every operator."""
     record_shapes: bool
     """Whether to record the shapes of each operator's inputs."""
     profile_memory: bool

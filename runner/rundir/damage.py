@@ -31,8 +31,8 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 def inspect(run_dir: Path, readers: Mapping[str, Callable[[Path], object]]) -> tuple[str, dict[type[Any], Any]]:
-    """Read files with `readers`, keyed by file name. Return a message about the first damaged file ("" if there is none), and the
-    content of the other files, keyed by class: {Status: ..., Summary: ...}. A missing file does not count as damaged."""
+    """Read the files that are the keys of `readers`. Return a message about the first damaged file ("" if no file is damaged),
+    and the content of the other files, keyed by class: {Status: ..., Summary: ...}. A missing file is not damaged."""
     found: dict[type[Any], Any] = {}
     damage = ""
     try:

@@ -85,7 +85,8 @@ def read_events(run_dir: Path, name: str = EVENTS) -> list[StepRow]:
 
 
 def add_rows(rows: list[StepRow], new: Iterable[StepRow]) -> None:
-    """Append rows. After a resume from step 10, the new row of step 11 replaces old rows 11, 12, ..."""
+    """Append rows. A new row replaces rows of the same and later steps: after a resume from step 10, the new row of step 11
+    replaces the old rows 11, 12, ..."""
     for row in new:
         while rows and rows[-1].step >= row.step:
             rows.pop()

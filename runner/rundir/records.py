@@ -27,7 +27,7 @@ def null_as(default: T) -> BeforeValidator:
 
 
 def under(key: str, default: Any = None) -> Any:
-    """Return a field with a default, stored under `key`. A key such as `model/params` is not a valid attribute name."""
+    """Return a field with a default. Its key in the file is `key`, because `model/params` is not a valid attribute name."""
     return Field(default, validation_alias=key, serialization_alias=key)
 
 
@@ -37,7 +37,7 @@ def unreadable(name: str | Path, error: Exception) -> str:
 
 
 class JsonFile(BaseModel):
-    """Base class of the records. Rewriting a file keeps keys that this version of meshrunner does not define."""
+    """Base class of the records. If a file is rewritten, it retains keys that this version of meshrunner does not define."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 

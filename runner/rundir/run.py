@@ -89,7 +89,7 @@ class Overrides(NamedTuple):
     """The content of overrides.yaml."""
 
     choices: dict[str, str] = {}
-    """Names of the chosen options, keyed by group. Hydra's own groups and groups without a chosen option are left out."""
+    """Names of the chosen options, keyed by group. Hydra's own groups and groups without a chosen option have no key."""
     task: tuple[str, ...] = ()
     """The overrides that the user typed."""
 

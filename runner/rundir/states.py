@@ -18,7 +18,7 @@ from meshrunner.runner.rundir.records import Count, JsonFile, Number, Text, null
 FINAL = frozenset({"completed", "failed", "oom", "timeout", "skipped", "interrupted", "preempted"})
 """States of runs whose execution has ended."""
 RESULTS = frozenset({"completed", "oom", "skipped"})
-"""States that count as a result. A sweep repeats such a run only if `sweep.rerun` names its state."""
+"""States that count as a result. A sweep executes a run in such a state again only if `sweep.rerun` names the state."""
 CRASHED = frozenset({"failed", "timeout"})
 """States of runs that `sweep.retry` executes again."""
 

@@ -93,7 +93,7 @@ class Summary(JsonFile):
     peak_tflops: Measured = None
     """The device's peak TFLOP/s. MFU is relative to this peak."""
     peak_rate: Text | None = None
-    """Type of the matmuls whose peak speed is `peak_tflops`, such as `bf16`."""
+    """Data type of the matmuls whose peak speed is `peak_tflops`, such as `bf16`."""
     peak_remark: Text | None = None
     """Reason why MFU is unknown for steps that were faster than the CPU's measured peak; null if no step was that fast."""
     data: dict[str, Any] | None = None

@@ -20,7 +20,7 @@ REPEATED = re.compile(r"(?:_seed-(?P<seed>\d+))?(?:_repeat-(?P<repeat>\d+))?$")
 IN_TITLE = 4
 """Maximum number of keys in the title of a sweep."""
 OPTION = re.compile(r"(?!(true|false|null)$)[A-Za-z_][\w./-]*")
-"""Pattern for values such as `fsdp2`, which the label of a run shows without the key."""
+"""Pattern for values that the label of a run shows without their key, such as `fsdp2`."""
 
 
 class PlacedRun(JsonFile):
@@ -64,7 +64,7 @@ def sweep_damage(sweep_dir: Path) -> str:
 
 def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
     """Add runs to a sweep's sweep.json and runs.txt. `added`: (directory name, overrides) of each run, in order of execution. An
-    adaptive sweeper adds one batch at a time. Skip runs that are already listed, as when a sweep is restarted."""
+    adaptive sweeper adds one batch at a time. Skip runs that are already listed because of an earlier call."""
     before = PlacedSweep.read(sweep_dir / SWEEP)
     runs = [PlacedRun(name=name, overrides=overrides) for name, overrides in added]
     PlacedSweep(
@@ -77,7 +77,7 @@ def add_runs(sweep_dir: Path, added: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def _varying_keys(added: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """Return the keys whose overrides differ between runs. If none differ, return the keys of overrides that sys.argv lacks."""
+    """Return keys whose overrides differ between runs. If all are equal, return the keys of overrides that sys.argv lacks."""
     combinations = {tuple(overrides) for _, overrides in added}
     shared = set[str].intersection(*map(set, combinations)) if len(combinations) > 1 else set(sys.argv)
     keys = [key_of(override) for _, overrides in added for override in overrides if override not in shared]
@@ -126,7 +126,7 @@ def write_run_list(sweep_dir: Path) -> None:
 
 
 def run_labels(sweep_dir: Path) -> dict[str, str]:
-    """Return labels keyed by directory name. The label `#3 fsdp2 full repeat=2` has the run's number and the values that vary."""
+    """Return labels keyed by directory name. A label has the run's number and the varying values: `#3 fsdp2 full repeat=2`."""
     varying = varying_overrides(sweep_dir)
     runs = Counter(map(tuple, varying.values()))
     return {name: _label(name, own, repeated=runs[tuple(own)] > 1) for name, own in varying.items()}

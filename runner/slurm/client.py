@@ -61,8 +61,8 @@ def job_id(run_dir: Path) -> str | None:
 
 
 def jobs(ids: Iterable[str]) -> dict[str, SlurmJob]:
-    """Return the jobs that SLURM knows, keyed by id: `12` is a job, `12_3` is task 3 of job array 12. The controller forgets jobs
-    minutes after their end. SLURM's accounting, if enabled, keeps them. Raise ConfigError if the controller does not answer."""
+    """Return the jobs that SLURM still lists, keyed by id: `12` is a job, `12_3` is task 3 of job array 12. The controller
+    drops a job minutes after its end; accounting, if enabled, does not. Raise ConfigError if the controller does not answer."""
     unique = set(ids)
     found: dict[str, SlurmJob] = {}
     for parent in _parents(unique):
@@ -115,7 +115,7 @@ def show_job(job_id: str, timeout: float = 5.0) -> dict[str, str]:
 
 
 def longest_minutes(partition: str | None) -> float:
-    """Return the longest time, in minutes, that a partition (None: the default one) allows, or infinity if SLURM fails."""
+    """Return a partition's time limit in minutes, or infinity if SLURM fails. partition: None for the default partition."""
     try:
         text = slurm("sinfo", "--noheader", "--format=%P %l", *([f"--partition={partition}"] if partition else []))
     except ConfigError:

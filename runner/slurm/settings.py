@@ -41,7 +41,7 @@ def _time(value: Any) -> Any:
 
 
 def _lines(preamble: str) -> str:
-    """Reject a backslash followed by `n` outside of quotes: the command line does not turn them into a line break."""
+    """Reject a backslash and an `n` outside of quotes, because the command line does not turn the pair into a line break."""
     if r"\n" in re.sub(r"'[^']*'|\"[^\"]*\"", "", preamble):
         raise PydanticCustomError("lines", r"\n is not a line break here; separate commands by ; or use a YAML file")
     return preamble
@@ -63,29 +63,29 @@ class Slurm(Section):
     gpus_per_node: CountOrNull
     """GPUs to request on each node. null: no GPUs if `hardware` is not a GPU, else launch.workers (auto: all GPUs of a node)."""
     cpus_per_task: CountOrNull
-    """CPUs to request on each node, for a single SLURM task that starts all workers of the node.
+    """CPUs to request on each node. One SLURM task per node starts all workers of the node.
 
     null: a run on all GPUs of a node requests all CPUs and memory (`--exclusive --mem=0`), a run on some GPUs requests
-    `cpus_per_gpu`, and a run without GPUs gets the cluster's default. If `extra` has CPU or memory options, null adds none.
+    `cpus_per_gpu`, and a run without GPUs gets the cluster's default. If `extra` requests CPUs or memory, null adds nothing.
     """
     cpus_per_gpu: CountOrNull
     """CPUs to request per GPU for a run that uses only some GPUs of its nodes; null: the cluster's default."""
     time: Annotated[str | None, BeforeValidator(_time)]
     """Time limit as quoted text, '12:00:00' or '2-00:00:00'; null: twice the predicted time plus launch.start_timeout_minutes."""
     max_parallel: CountOrNull
-    """Maximum number of runs in a sweep's job array that SLURM executes at the same time; null: no limit."""
+    """Maximum number of runs that SLURM executes at the same time, for each job array of a sweep; null: no limit."""
     max_requeues: Annotated[int, whole(at_least=0)]
     """Maximum number of times that a job restarts from its last checkpoint after preemption, the time limit or a node failure."""
     notice_s: int = Field(ge=0, le=65535)
     """Seconds before the time limit at which SLURM signals a job, so that the job saves a checkpoint and stops."""
     extra: list[str]
-    """More options for sbatch: ['--mail-type=END', '--exclude=node7']."""
+    """Additional options for sbatch, such as ['--mail-type=END', '--exclude=node7']."""
     srun: list[str]
-    """Additional arguments for srun: ['--container-image=image.sqsh']."""
+    """Additional arguments for srun, such as ['--container-image=image.sqsh']."""
     preamble: Annotated[str, AfterValidator(_lines)]
     """Shell lines to run before srun, such as `module load` commands."""
     command: str | None
-    """Command that starts meshrunner on a node: 'apptainer exec --nv image.sif meshrunner'; null: use this installation."""
+    """Command that starts meshrunner on a node, such as 'apptainer exec --nv image.sif meshrunner'; null: this installation."""
     wait: bool
     """Whether meshrunner waits until all jobs have ended, and then prints the table of results."""
     dry_run: bool
@@ -119,7 +119,7 @@ class Slurm(Section):
             )
 
     def workers(self, experiment: Experiment) -> int:
-        """Return the number of workers per node. `auto` means one per requested GPU or, on CPUs, what suits this machine."""
+        """Return the number of workers per node. `auto`: one per requested GPU or, without GPUs, this machine's default."""
         if experiment.launch.workers != "auto":
             return experiment.launch.workers
         return self.gpus(experiment) or node_devices(experiment).workers

@@ -40,9 +40,9 @@ def submit_runs(
     names: Sequence[str] = (),
     plans: Mapping[Path, dict[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Submit runs, or only print their scripts if `settings.dry_run` is set. Raise ConfigError if SLURM rejects a script. Runs
-    that request the same numbers of nodes and GPUs form one job array, whose task N executes names[N]. `names`: the runs of the
-    sweep, as in runs.txt, or () for a single run. `plans`: predictions, for runs whose directory lacks plan.json."""
+    """Submit runs, or only print their scripts if `settings.dry_run` is set. Raise ConfigError if SLURM rejects a script. The
+    runs of a sweep that request the same numbers of nodes and GPUs form one job array. `names`: all runs of the sweep, as in
+    runs.txt; () for a single run. Task N executes names[N]. `plans`: predictions for runs whose directory lacks plan.json."""
     arrays: dict[Nodes, dict[int | None, Path]] = {}
     for run_dir, experiment in experiments.items():
         settings.fit(experiment)
@@ -79,8 +79,8 @@ def submit_runs(
 
 
 def predicted_limit(runs: Iterable[tuple[Experiment, Mapping[str, Any]]], partition: str | None) -> str | None:
-    """Return the limit of the longest run: launch.start_timeout_minutes + SLACK x predicted time of all steps. Return None if a
-    run has no predicted speed or the partition allows less time. `runs`: configuration and content of plan.json of each run."""
+    """Return a time limit for the longest run: launch.start_timeout_minutes + SLACK x predicted time of all steps. Return None
+    if a run has no predicted speed or the partition allows less time. `runs`: (configuration, content of plan.json) per run."""
     minutes = 0
     for experiment, plan in runs:
         if (step_s := plan.get(STEP)) is None:
@@ -116,7 +116,7 @@ def wait(run_dirs: Sequence[Path]) -> int:
 
 
 def to_submit(run_dirs: Sequence[Path], rerun: Sequence[str], *, quiet: bool) -> list[Path]:
-    """Return the runs to submit. Unless `quiet`, print why other runs are left out. `rerun`: states of runs to submit again."""
+    """Return the runs to submit. Unless `quiet`, print why the others are skipped. `rerun`: states of runs to submit again."""
     known = jobs(found for run_dir in run_dirs if (found := job_id(run_dir)))
     todo: list[Path] = []
     tell: Callable[[str], object] = (lambda _: None) if quiet else say

@@ -38,7 +38,7 @@ from meshrunner.runner.sweep.exclude import check_rules, matching_rule
 
 NAME_LENGTH = 100
 MAX_LISTED = 5
-"""Maximum number of problems that an error message lists, and maximum number of jobs that the message names per problem."""
+"""Maximum number of problems that an error message lists. For each problem, the message names at most MAX_LISTED jobs."""
 Jobs = Sequence[Sequence[str]]
 """The overrides of each job of a batch."""
 
@@ -48,7 +48,7 @@ class Target:
     """The machine or cluster that will execute the runs."""
 
     workers: Callable[[Experiment], int]
-    """Function that returns a run's number of workers per node, also for `auto`. May raise Incompatible or ConfigError."""
+    """Function that returns a run's number of workers per node. It resolves `auto`. May raise Incompatible or ConfigError."""
     apply_to: Callable[[Composed], Composed] = lambda composed: composed
     """Function that adds the target's settings, such as the number of SLURM nodes, to a configuration. May raise ConfigError."""
     here: bool = True
@@ -56,7 +56,7 @@ class Target:
 
 
 def configured_workers(experiment: Experiment) -> int:
-    """Return launch.workers or, for `auto`, the number of devices per node, even if this machine has no such devices."""
+    """Return launch.workers. If it is `auto`, return the number of devices per node, even if this machine lacks the devices."""
     if experiment.launch.workers != "auto":
         return experiment.launch.workers
     hardware = experiment.hardware
@@ -71,7 +71,7 @@ class Combination:
     hydra: DictConfig
     experiment: Experiment
     runs: list[Composed]
-    """Configurations of the runs: all seeds of the first repeat, then all seeds of the second, ..."""
+    """Configurations of the runs: all seeds of the first repeat, then all seeds of the second repeat, ..."""
     reason: str
     """Reason why the sweep skips the runs; empty if the sweep executes the runs."""
     plan: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class SweepBatch:
 
     @property
     def ordered(self) -> list[tuple[Combination, Composed]]:
-        """Runs in execution order. Each round has one run of every combination, so drift in speed affects all of them equally."""
+        """Runs in execution order. Each round runs every combination once, so drift in speed affects all of them equally."""
         rounds = [*map(list, zip(*([(job, run) for run in job.runs] for job in self.combinations), strict=True))]
         first = self.combinations[0].experiment
         if len(rounds) > 1 and first.sweep.order == "shuffled":
@@ -193,7 +193,7 @@ def _place(job: Combination, run: Composed) -> None:
 
 
 def varying(job_overrides: Jobs) -> set[str]:
-    """Return the overrides that only some jobs have. For a single job, return all: some sweepers pass jobs one by one."""
+    """Return the overrides that only some jobs have. For a single job, return all: sweepers may pass single jobs."""
     sets = [set(overrides) for overrides in job_overrides]
     shared = set.intersection(*sets) if len(sets) > 1 else set()
     return set.union(*sets) - shared

@@ -45,7 +45,7 @@ def check_rules(rules: Iterable[str], combinations: Sequence[Composed], options:
         for key, values in conditions(rule):
             if any(key in each.overrides["choices"] for each in combinations):
                 known = options(key)
-                # `known` does not include options in subdirectories.
+                # `known` lacks the options in subdirectories, so options with a slash are not checked.
                 for option in (value if isinstance(value, str) else text for text, value in values.items()):
                     if option not in [*known, "null"] and "/" not in option:
                         raise ConfigError(

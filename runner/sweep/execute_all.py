@@ -64,7 +64,7 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
             else:
                 _sequential(todo, settings, display, page, preemption)
     except Interrupted as error:
-        cause = str(error).partition(";")[0]  # the rest of the message names the run to resume
+        cause = str(error).partition(";")[0]  # drop the rest, which says how to resume a single run
         raise Interrupted(f"{cause}; `meshrunner resume {sweep_dir}` continues the sweep") from None
     if not sweep_dir.is_dir():
         raise Moved(
@@ -80,9 +80,8 @@ def execute_all(run_dirs: Sequence[Path], experiment: Experiment) -> tuple[int, 
 def _shared(run_dirs: Sequence[Path], settings: Sweep) -> tuple[list[str], dict[Path, NodeDevices]]:
     """Return the names of the devices that parallel runs share, and the number and type of devices that each run needs. A
     GPU's name is its index or UUID. On CPUs, a device is an equal share of the cores, and its name is a number. If any run needs
-    several nodes, all nodes of the SLURM job count as one device. If runs cannot execute in parallel
-    but one needs another interpreter, this machine counts as one device. Return ([], {}) if this process must execute the
-    runs itself, one by one."""
+    several nodes, all nodes of the SLURM job count as one device. If runs cannot execute in parallel and any run needs another
+    interpreter, this machine counts as one device. Return ([], {}) if this process must execute the runs itself, one by one."""
     if allocated_nodes() > 1 and any(check(read_config(run_dir)).launch.nodes_used > 1 for run_dir in run_dirs):
         return ["all nodes of the job"], dict.fromkeys(run_dirs, NodeDevices(NODES, 1, 1))
     gpus = visible_gpus()

@@ -1,5 +1,5 @@
 """Runs a sweep through Hydra, whose sweeper passes jobs to a launcher in batches. A job is one combination of overrides.
-Each launcher checks all jobs of a batch and writes their run directories before a run starts."""
+Before the first run of a batch starts, the launcher checks all jobs of the batch and writes their run directories."""
 
 import math
 import re
@@ -64,12 +64,12 @@ def check_direction(config: DictConfig) -> None:
 
 
 def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Jobs | None = None) -> int:
-    """Run a sweep from the command line. Return 75 after a stop request, otherwise 1 if a run has no result, otherwise 0.
+    """Run a sweep from the command line. Return 75 if a stop was requested, else 1 if any run has no result, else 0.
 
-    `config`: the result of `composer.compose_sweep()`, if the caller has called it. `jobs`: overrides of the combinations to run,
-    or None if the sweeper chooses the combinations.
+    `config`: the result of `composer.compose_sweep()`, or None to call this method here. `jobs`: overrides of the combinations
+    to run, or None if the sweeper chooses the combinations.
     """
-    statuses: list[int] = []  # some sweepers return nothing, so the launcher reports each batch
+    statuses: list[int] = []  # reported by the launcher for each batch, because some sweepers return nothing
     config = config or composer.compose_sweep()
     check_direction(config)
     sweep_dir = Path(config.hydra.sweep.dir).absolute()
@@ -83,7 +83,7 @@ def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Jobs |
         raise  # MissingConfigException is an OSError, but not a write error
     except OSError as error:
         raise ConfigError(f"hydra.sweep.dir: the sweep directory cannot be written: {error}") from None
-    except Exception:  # an adaptive sweeper may launch an invalid job hours after its start
+    except Exception:  # an adaptive sweeper may launch an invalid job after hours of successful runs
         if statuses:
             finish_sweep(sweep_dir)
         raise
@@ -94,7 +94,7 @@ def run_sweep(composer: Composer, config: DictConfig | None = None, jobs: Jobs |
 
 @contextmanager
 def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
-    """Undo Hydra's changes to the sweep directory, unless the sweep has written runs or a search has begun."""
+    """Undo Hydra's changes to the sweep directory, unless the sweep has written runs or a search by `tune` has begun."""
     record, placed = sweep_dir / MULTIRUN, sweep_dir / SWEEP
     before = record.read_bytes() if record.is_file() else None
     since = placed.stat().st_mtime_ns if placed.exists() else None
@@ -113,7 +113,7 @@ def _restored_unless_placed(sweep_dir: Path) -> Iterator[None]:
 
 
 def resume_sweep(sweep_dir: Path) -> int:
-    """Execute the unfinished runs of a sweep directory. Return the exit status, which is nonzero if a run is damaged."""
+    """Execute the unfinished runs of a sweep directory. Return the exit status. If a run is damaged, the status is nonzero."""
     if (sweep_dir / TUNE).exists():
         return run_sweep(composer_of(sweep_dir))
     run_dirs, first, damaged = usable_runs(sweep_dir, run_names(sweep_dir))
@@ -169,7 +169,7 @@ def launch_slurm(loader: Any, config: DictConfig, job_overrides: Jobs, first: in
     batch = with_predictions(check_batch(loader, config, job_overrides, first, target), target)
     if any(job.experiment.sweep.repeat == "auto" for job in batch.combinations):
         raise ConfigError("sweep.repeat=auto needs the results of each round; with SLURM, set sweep.repeat to a number")
-    # Use the order of runs.txt, which a dry run does not write.
+    # Compute the order of runs.txt instead of reading this file, because a dry run does not write it.
     names = list(dict.fromkeys([*run_names(batch.sweep_dir), *(run.run_dir.name for _, run in batch.ordered)]))
     earlier = _earlier_runs(batch) if first == 0 else []
     if not settings.dry_run:
@@ -206,7 +206,8 @@ def launch_place(loader: Any, config: DictConfig, job_overrides: Jobs, first: in
 
 
 def _job_returns(batch: SweepBatch, config: DictConfig) -> list[JobReturn]:
-    """Return each job's objective: the median over its runs, or the worst value if any run is incomplete or has no value."""
+    """Return each job's objective: the median over its runs. If a run is incomplete or has no value, the objective is the worst
+    value, which is infinity or its negative."""
     worst = math.inf if minimizes(config) else -math.inf
     returns = []
     for job in batch.combinations:

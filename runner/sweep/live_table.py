@@ -41,7 +41,8 @@ class _Running:
 
 
 class LiveTable(Tally):
-    """Context manager that shows the live table. A redraw reads only executing runs, because a sweep may have many other runs."""
+    """Context manager that shows the live table. A redraw reads only the directories of executing runs, because a sweep may
+    have many other runs."""
 
     # No refresh thread: one thread draws the table, forks processes and handles signals.
 
@@ -56,7 +57,7 @@ class LiveTable(Tally):
             auto_refresh=False,
             transient=True,  # the comparison at the end replaces the live table
             vertical_overflow="crop",
-            redirect_stderr=sys.stderr.isatty(),  # if stderr is a file, leave it alone
+            redirect_stderr=sys.stderr.isatty(),  # if stderr is a file, do not redirect it to the screen
         )
         self._phase = ""
         due = set(todo)

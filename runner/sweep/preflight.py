@@ -53,7 +53,7 @@ def save_prediction(run_dir: Path, config: dict[str, Any], experiment: Experimen
 
 
 def with_predictions(batch: SweepBatch, target: Target) -> SweepBatch:
-    """Return the batch with predictions. Warn of combinations that do not fit in memory. If sweep.preflight=skip, skip them."""
+    """Return the batch with predictions. Warn of combinations that do not fit. Mark them as skipped if sweep.preflight=skip."""
     jobs = [
         job
         for job in batch.combinations
@@ -105,5 +105,5 @@ def _warn(jobs: list[Combination]) -> None:
     if len(jobs) > MAX_LISTED:
         warn(f"{len(jobs) - MAX_LISTED:,} more combinations are predicted not to fit")
     if jobs:
-        skipped = "these combinations are left out (sweep.preflight=skip)"
+        skipped = "skipping these combinations (sweep.preflight=skip)"
         warn(skipped if jobs[0].reason else "starting these combinations; sweep.preflight=skip would skip them")

@@ -53,7 +53,7 @@ LEGEND = {
 LEFT_OUT = ("step time", "MFU")
 """Columns that are omitted on a narrow terminal, in this order."""
 SHORTEST_NAME = 24
-"""Minimum width, in characters, of the column `combination`. Names that are wider than the column are wrapped."""
+"""Minimum width of the column `combination`, in characters. Longer names are wrapped."""
 LISTED = 3
 """Maximum number of sentences that explain the error of predictions."""
 
@@ -201,7 +201,7 @@ def columns(ranked: Sequence[Ranked]) -> dict[str, list[str]]:
 
 
 def _table(ranked: Sequence[Ranked], cells: dict[str, list[str]], width: int) -> Iterator[str]:
-    """Yield the table's lines, with a heading per verdict. If a verdict is not FITS, its reason follows the combinations."""
+    """Yield the table's lines, with a heading per verdict. Below combinations whose verdict is not FITS, yield the reason."""
     names = [" ".join(map(short_override, each.varying or each.overrides)) or "defaults" for each in ranked]
     widths = {title: max(map(len, [title, *column])) + 2 for title, column in cells.items()}
     longest = 2 + max(map(len, ["combination", *names]))

@@ -1,4 +1,4 @@
-"""Reports the results of a sweep. Updates report.html during the sweep. At the end, sends a table to stdout and the tracker."""
+"""Reports the results of a sweep. Updates report.html during the sweep. Prints the final table and sends it to the tracker."""
 
 import time
 from collections import Counter
@@ -23,7 +23,7 @@ LEAST_S = 10.0
 SHARE = 0.01
 """Maximum fraction of a sweep's duration that is spent on updates of the page."""
 SECONDS_PER_RUN = 0.01
-"""Estimated seconds per run to write the page for the first time. An update is assumed to take as long as the previous write."""
+"""Estimated seconds per run for the first update of the page. A later update is assumed to take as long as the previous one."""
 
 
 def finish_sweep(sweep_dir: Path) -> None:

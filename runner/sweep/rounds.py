@@ -30,7 +30,8 @@ def execute_further_rounds(sweep_dir: Path) -> int:
 
 
 def _place_round(sweep_dir: Path, first: Experiment) -> list[Path]:
-    """Return the last round's unfinished runs. If all are finished, write and return the next round, or [] if none is needed."""
+    """Return the unfinished runs of the last round. If all its runs are finished, write and return the runs of the next round.
+    Return [] if no further round is needed."""
     if sweep_damage(sweep_dir):
         return []
     comparison, _ = compare_sweep(sweep_dir)

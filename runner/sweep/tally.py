@@ -27,7 +27,7 @@ class Tally:
         self._left = set(todo)
         self._since = time.monotonic()
         self._seconds: list[float] = []
-        """Seconds from the end of one run to the end of the next, even if runs execute in parallel."""
+        """Seconds between the ends of two consecutive runs, even if runs execute in parallel."""
         self._fastest: tuple[float, Run] | None = None
         for run_dir in run_dirs:
             if run_dir not in self._left:
@@ -91,7 +91,7 @@ def speed_of(run: Run) -> float | None:
 
 
 class RunLines(Tally):
-    """Prints a line for each run that has ended, if there is no LiveTable. Both classes have the same methods. Example of a line:
+    """Prints a line for each run that has ended. A sweep uses this class or LiveTable; both have the same methods. Example:
     `#3 fsdp2 full: completed, 1,086 WPS per device, 0.60 GiB host, loss 5.0710 (4 of 12, about 2m10s left)`"""
 
     def __init__(self, run_dirs: Sequence[Path], todo: Collection[Path], *, steps: bool) -> None:

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """A tracker that is open for one run. An exception in a method ends the tracking, but never the run."""
+    """A tracker that is open for one run. If a method raises an exception, the tracking ends, but the run continues."""
 
     def log(self, row: StepRow) -> None:
-        """Log a row of events.jsonl or evals.jsonl: figures of one step. Rows arrive in the order of steps. A row of evals.jsonl
-        follows the step's row of events.jsonl. Unknown figures are None."""
+        """Log the figures of one step: a row of events.jsonl or evals.jsonl. Rows arrive in the order of steps. If a step has a
+        row in both files, the row of events.jsonl comes first. Unknown figures are None."""
 
     def finish(self, summary: dict[str, Any], state: str, reason: str) -> None:
         """Log the state, reason and summary of the ended run. `summary` may be {}. Wait until all data is written or sent."""
 
 
 class Tracker(Option):
-    """A service or file format to which a run's figures (loss, speed, ...) are written, in addition to the run directory."""
+    """A service or file format that stores a run's figures, such as loss and speed, in addition to the run directory."""
 
     kinds: ClassVar[dict[str, str]] = {
         "wandb": "meshrunner.runner.trackers.wandb:Wandb",
@@ -70,7 +70,7 @@ class NoTracker(Tracker):
     active: ClassVar[bool] = False
 
     def open(self, run: RunRecord) -> Sink:
-        raise NotImplementedError("it is not active")
+        raise NotImplementedError("tracker=none is never opened")
 
 
 class Several(Tracker):
@@ -95,7 +95,7 @@ class Several(Tracker):
         return dict(self.of)
 
     def open(self, run: RunRecord) -> Sink:
-        raise NotImplementedError("open its members instead")
+        raise NotImplementedError("open the members of this tracker instead")
 
 
 def tracker_of(record: RunRecord | SweepRecord) -> Tracker:

@@ -128,7 +128,7 @@ def update_tracking(folder: Path, member: str = "", **changes: Any) -> None:
 
 
 def described(config: dict[str, Any], choices: Mapping[str, str], run_dir: Path) -> dict[str, Any]:
-    """Return a run's configuration with each `auto` replaced by the chosen value, and with the known facts, such as `device`."""
+    """Return a run's configuration and the facts known so far, such as `device`. Replace each `auto` by the resolved value."""
     environment, summary = Environment.read(run_dir / ENVIRONMENT), Summary.read(run_dir / SUMMARY)
     versions = environment.packages | {"python": environment.python}
     facts = {
@@ -169,7 +169,7 @@ def tags(choices: Mapping[str, str]) -> list[str]:
 
 
 def settings(description: dict[str, Any]) -> dict[str, Any]:
-    """Flatten the result of `described` to keys such as `optimizer.lr`. Omit unknown values and keys without effect on runs."""
+    """Flatten the result of `described` to keys such as `optimizer.lr`. Omit unknown values, and settings without effect."""
     options, versions = description.get("options", {}), description.get("versions", {})
     no_settings = ("directory", "host", "options", "versions")
     flat = flatten({key: value for key, value in description.items() if key not in no_settings})

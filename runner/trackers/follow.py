@@ -33,13 +33,14 @@ class RowBuffer:
         self._held: list[StepRow] = []
         self._evals: list[StepRow] = []
         self._last = StepRow(step=0, attempt=1)
-        """The newest returned row of events.jsonl."""
+        """The last row of events.jsonl that `read` has returned."""
 
     def read(self, final: bool) -> list[StepRow]:
         """Return the new rows that no later row can replace, sorted by step. If `final` is set, return all remaining rows. A row
         of evals.jsonl follows the row of its step."""
         add_rows(self._held, self._tail.read())
-        add_rows(self._evals, self._eval_tail.read())  # read second: a run writes an evaluation before the next step
+        # Read evals.jsonl after events.jsonl: a run writes the evaluation of a step before the row of the next step.
+        add_rows(self._evals, self._eval_tail.read())
         if not final and self._held and self._held[-1].attempt < self._attempt:
             return []
         ready, self._held = self._held, []
@@ -52,8 +53,8 @@ class RowBuffer:
 
 
 def run_tracker(folder: Path, ended: Connection | None = None, member: str = "") -> int:
-    """Track a run until it has ended, or record the table of an ended sweep. If the tracker raises an exception,
-    print it to stderr and record it in tracker.json. Return the exit code. `ended` is a pipe that the launcher closes when the
+    """Track a run until it has ended, or record the table of an ended sweep. Return the exit code. If the tracker raises an
+    exception, print the exception to stderr and record it in tracker.json. `ended`: a pipe that the launcher closes when the
     run has ended. Without a pipe, watch the state in status.json."""
     if ended is not None:
         os.nice(19)  # the lowest priority, so that the tracker does not slow the measured training

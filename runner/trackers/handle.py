@@ -23,10 +23,10 @@ TRACKER_GRACE_S = 2.0
 
 
 class TrackerHandle:
-    """A tracker's process, for a run or ended sweep. The process ends when the launcher ends, but cannot crash the launcher."""
+    """A tracker's process for a run or an ended sweep. It ends when the launcher ends, but cannot crash the launcher."""
 
     def __init__(self, folder: Path, tracker: Tracker, member: str = "", limit_s: float = math.inf) -> None:
-        """Start the process, unless the tracker is inactive, or `folder` is a sweep and the tracker does not record sweeps.
+        """Start the process if the tracker is active. If `folder` is a sweep, the tracker must also be able to record sweeps.
         `finish` reports a failed start."""
         self._folder, self._tracker, self._member = folder, tracker, member
         self._subject = "sweep" if is_sweep(folder) else "run"
@@ -45,7 +45,7 @@ class TrackerHandle:
     def _start(self) -> None:
         (self._folder / LOGS).mkdir(exist_ok=True)
         update_tracking(self._folder, self._member, phase="starting", warning=None)
-        ensure_run_id(self._folder)  # do this here, because several trackers would each write an id
+        ensure_run_id(self._folder)  # do this here: several tracker processes would write different ids
         ended, self._end_of_run = context.Pipe(duplex=False)
         environment = os.environ | {"TMPDIR": temporary_folder()}  # a killed W&B leaves files there
         log, arguments = tracker_log(self._folder, self._member), (self._folder, ended, self._member)

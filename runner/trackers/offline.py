@@ -19,14 +19,14 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class OfflineRun:
-    """A W&B run that was recorded offline. `folder` is the run or sweep directory, `record` is the `.wandb` file below it."""
+    """A W&B run that was recorded offline: `folder`, the run or sweep directory, and `record`, the `.wandb` file inside it."""
 
     folder: Path
     record: Path
 
     @property
     def uploaded(self) -> bool:
-        """Whether the whole `.wandb` file is uploaded: W&B's `.synced` file is at least as new as the `.wandb` file."""
+        """Whether the whole `.wandb` file is uploaded. If so, W&B's `.synced` file is at least as new as the `.wandb` file."""
         try:
             return self.record.with_suffix(".wandb.synced").stat().st_mtime_ns >= self.record.stat().st_mtime_ns
         except FileNotFoundError:
@@ -40,7 +40,7 @@ def find_offline_runs(folder: Path) -> list[OfflineRun]:
         here = Path(path)
         if is_run(here) or is_sweep(here):
             found += [OfflineRun(here, record) for record in sorted((here / WANDB).glob("offline-run-*/*.wandb"))]
-        # Skip the contents of a run directory: checkpoints may contain thousands of files, but no other run.
+        # A run directory contains no other run, but its checkpoints may contain thousands of files, so skip its contents.
         below[:] = [] if is_run(here) else sorted(name for name in below if name != WANDB)
     return found
 
@@ -80,7 +80,7 @@ def upload(runs: Sequence[OfflineRun], done: Callable[[OfflineRun], None]) -> st
                     done(run)
                 time.sleep(POLL_S if running else 0)
         finally:
-            process.kill()  # needed if the user interrupts; wandb-core then ends by itself
+            process.kill()  # needed after Ctrl-C; wandb-core then ends by itself
             process.wait()
         output.seek(0)
         lines = [one_line(line) for line in output.read().decode(errors="replace").splitlines() if line.strip()]

@@ -24,7 +24,7 @@ class TensorBoard(Tracker):
     """Event files in `RUN_DIR/tensorboard`, with a separate file for the HParams tab in `RUN_DIR/tensorboard/hparams`."""
 
     def open(self, run: RunRecord) -> Sink:
-        # Each attempt writes all rows, so files of earlier attempts would draw steps twice.
+        # Each attempt writes all rows. With the files of earlier attempts, TensorBoard would draw these steps twice.
         for earlier in (run.run_dir / TENSORBOARD).rglob("events.out.tfevents.*"):
             earlier.unlink()
         return TensorBoardRun(run)
@@ -32,7 +32,7 @@ class TensorBoard(Tracker):
 
 class TensorBoardRun:
     """The event files of a run: curves and texts in `tensorboard`, settings and final figures in `tensorboard/hparams`. The files
-    are separate because the HParams tab shows every scalar in the settings file as a metric."""
+    are separate because the HParams tab shows every scalar in the file with the settings as a metric."""
 
     def __init__(self, run: RunRecord) -> None:
         self._run = run

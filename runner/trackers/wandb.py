@@ -1,5 +1,5 @@
 """tracker=wandb: Weights & Biases. The default mode, offline, needs neither an account nor a network. The W&B runs of a sweep
-form a W&B group. When the sweep ends, an additional W&B run of job type `comparison` stores the table."""
+form a W&B group. When the sweep ends, an additional W&B run of job type `comparison` stores the comparison table."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from meshrunner.runner.trackers.base import Sink, Tracker
 from meshrunner.runner.trackers.description import RunRecord, SweepRecord
 
 COMPARISON = "comparison"
-"""Job type of the W&B run that holds a sweep's comparison table, and the table's key in this W&B run."""
+"""Job type of the W&B run that holds a sweep's comparison table. The table's key in this W&B run is the same word."""
 NO_CHART = ("train/tokens", "step", "time", "attempt", "profiled")
 """Keys of a row of events.jsonl for which W&B draws no chart."""
 
@@ -103,7 +103,7 @@ class Wandb(Tracker):
 
 
 def logged_in() -> bool:
-    """Return whether the environment, or the file that `wandb login` writes, contains an API key for W&B."""
+    """Return whether an API key for W&B is in the environment, or in the file that `wandb login` writes."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname

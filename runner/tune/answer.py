@@ -23,7 +23,7 @@ from meshrunner.runner.tune.survey import SET_BY_TUNE
 
 MFU = figure_of("perf/mfu")
 TUNED = "hardware/tuned.yaml"
-"""File in the sweep directory for the fitted constants of the device."""
+"""Path, in the sweep directory, of the file that holds the fitted constants of the device."""
 
 
 def report(loader: Any, config: DictConfig, search: Search) -> None:
@@ -48,7 +48,7 @@ def report(loader: Any, config: DictConfig, search: Search) -> None:
 
 
 def _answer(config: DictConfig, search: Search, comparison: Comparison, found: Found, size: int, space: str) -> None:
-    """Print the best of the `size` combinations of a cell (see `Search.cells`), and how much faster the others may be."""
+    """Print the best combination of a cell (`Search.cells`), and how much faster others may be. `size`: size of the cell."""
     best, chance, bound = found.outlook
     rows = {search.number_of(row): row for row in comparison.rows}
     summaries = rows[best].summaries
@@ -60,7 +60,7 @@ def _answer(config: DictConfig, search: Search, comparison: Comparison, found: F
     say(f"\n{search.names[best]}: {', '.join(figures)}.")
     equal = map(search.number_of, search.equal(found, comparison))
     if others := [search.names[number] for number in equal if number != best]:
-        say(f"Within noise of this speed: {', '.join(others)}.")
+        say(f"Equally fast within noise: {', '.join(others)}.")
     faster = f"more than {100 * bound:.1f}% faster" if bound >= 0.0005 else "faster"
     say(f"No combination of {space} is {faster} (95%); {len(found.tried)} of {size:,} were run.")
     if chance >= UNLIKELY:
@@ -92,7 +92,10 @@ def _write_hardware(sweep_dir: Path) -> None:
     changed = [f"{key} {figures['before'][key]:.3g} -> {value:.3g}" for key, value in figures["fitted"].items()]
     say(f"\nconstants of the device: {', '.join(changed)}")
     _write(sweep_dir / TUNED, as_yaml(calibration))
-    say(f"for the next `meshrunner tune`, add --config-dir {shlex.quote(str(shown(sweep_dir)))} hardware=tuned")
+    say(
+        "to use these constants in the next `meshrunner tune`, add "
+        f"--config-dir {shlex.quote(str(shown(sweep_dir)))} hardware=tuned"
+    )
 
 
 def _write_best(loader: Any, config: DictConfig, search: Search, best: int, name: str) -> None:

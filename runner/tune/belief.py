@@ -3,7 +3,7 @@
 The logarithm of a combination's speed is the sum of three parts:
 
 - the predicted speed, which depends on constants of the device that are known only roughly (see `Response`);
-- an error for each option, such as compile=per_block, which is equal for all combinations with this option;
+- an error of each option, such as compile=per_block, shared by all combinations with this option;
 - an error of the individual combination.
 
 A measured speed also contains noise, and a drift that is equal for all runs of a wave (a batch of consecutive runs). The prior of
@@ -24,11 +24,11 @@ COMMON = 0.05
 """Standard deviation of the prediction error (in log speed) that all combinations share."""
 OPTION = {"parallelism": 0.06, "compile": 0.03}
 OTHER_OPTION = 0.01
-"""Standard deviation of the error that all combinations with the same option share, if the option's key is not in OPTION."""
+"""Standard deviation of the error that all combinations with the same option share: OPTION by key, OTHER_OPTION otherwise."""
 OWN = 0.005
 """Standard deviation of each combination's individual prediction error (in log speed)."""
 DRIFT = 0.02
-"""Standard deviation of the change in the logarithm of the machine's speed from one wave of runs to the next."""
+"""Standard deviation of the drift, which is the change in the machine's log speed from one wave of runs to the next."""
 NEWTON_STEPS = 10
 PER_COEFFICIENT = 2
 """Number of predictions per polynomial coefficient when a `Response` is fitted. Each prediction uses new random constants."""

@@ -13,7 +13,7 @@ WEIGHTS = WEIGHTS / WEIGHTS.sum()
 SAMPLES = 2000
 CONFIDENCE = 0.95
 LIKELY = 0.05
-"""Threshold: a combination is a leader if its probability of being the fastest is above this value."""
+"""A combination is a leader if the probability that it is the fastest exceeds this value."""
 
 
 class Outlook(NamedTuple):
@@ -24,7 +24,7 @@ class Outlook(NamedTuple):
     chance: float
     """Probability that at least one combination without a run is faster than `best` by more than the tolerance."""
     bound: float
-    """Fraction such that, with probability CONFIDENCE, no combination is faster than `best` by more than this fraction."""
+    """Bound on the fraction by which any combination is faster than `best`; true with probability CONFIDENCE."""
 
 
 def outlook(belief: Belief, tried: Collection[int], tolerance: float, seed: int) -> Outlook:

@@ -42,7 +42,7 @@ class Found(NamedTuple):
     outlook: Outlook
     runs: list[Measured]
     tried: Counter[int]
-    """Number of measured runs of each combination that has any."""
+    """Number of measured runs, keyed by combination. Combinations without a measured run have no key."""
 
 
 class Search:
@@ -82,7 +82,7 @@ class Search:
         return [[number for number in cell if fits[number]] for cell in self.survey.cells]
 
     def found(self, runs: list[tuple[int, int, Run]], cell: list[int]) -> Found | None:
-        """Return a cell's measured runs and the posterior, or None if the cell has no such run. `runs`: result of `runs()`."""
+        """Return a cell's measured runs and the posterior, or None without measured runs. `runs`: result of `runs()`."""
         belief = self._belief(runs, cell)
         own = [run for run in _measured(runs) if run.combination in cell]
         tried = Counter(run.combination for run in own)
@@ -130,8 +130,9 @@ class Search:
         return chosen
 
     def equal(self, found: Found, comparison: Comparison) -> list[Row]:
-        """Return the fastest row and rows that no test distinguishes from it. Leave out rows that are unlikely to be fastest.
-        Return [] if only one row is left. Rows with too few runs for a test count as equal. `comparison`: the whole sweep."""
+        """Return the fastest row and the rows that may be equally fast. Omit rows that are unlikely to be fastest, and rows
+        that a test distinguishes from the fastest row. Keep rows with too few runs for a test. Return [] if only one row is
+        left. `comparison`: the whole sweep."""
         ahead = leaders(found.belief, found.tried, self.seed)
         return undecided(comparison, [row for row in comparison.rows if self.number_of(row) in ahead])
 

@@ -1,4 +1,4 @@
-"""Checks and predicts all combinations of a space. The predictions are kept in the sweep directory."""
+"""Checks and predicts all combinations of a space. The sweep directory stores the predictions for later commands."""
 
 import json
 import math
@@ -33,7 +33,7 @@ CALIBRATED = 0.3
 TFLOPS_OF_CPU = 0.05
 """Guessed matmul rate of one CPU thread in TFLOP/s, if `hardware` gives no `speed`."""
 GUESS_ERROR_PCT = 300.0
-"""Error, in percent, to state for speeds that are predicted with guessed constants."""
+"""Error, in percent, that is stated for a predicted speed if the constants of the device are guessed."""
 LISTED = 3
 """Maximum number of reasons that are printed."""
 LARGEST_BATCH = 4
@@ -49,7 +49,8 @@ class Survey(NamedTuple):
     """Short name of each combination, such as `fsdp2 full micro_batch=2`."""
     prior: Prior
     cells: list[list[int]]
-    """Numbers of the combinations in each cell. A cell has one value of each `sweep.best_by` key, and a search of its own."""
+    """Numbers of the combinations in each cell. The combinations of a cell have equal values of all `sweep.best_by` keys. Each
+    cell has a separate search."""
     lines: list[str]
     """Lines to print: how many combinations are impossible, do not fit or are left, and the most frequent reasons."""
 

@@ -156,7 +156,7 @@ def document() -> None:
     print(f"All runs use torch {torch.__version__}, gloo on CPU and fp32. The overrides are `{' '.join(HYBRID)}`.")
     print("The page docs/measurements/experts.md explains the columns.")
     print(
-        "In every row and step, the loss of multi-token prediction is within 1e-5 (relative) of that of a run in one process.\n"
+        "In every row and step, the loss of multi-token prediction agrees with a run in one process to 1e-5 (relative).\n"
     )
     print("| ranks | layout | gradient | norm | loss |\n|---|---|---|---|---|")
     for world, layout in LAYOUTS:

@@ -188,7 +188,7 @@ def test_a_filter_chooses_rows_of_table_and_charts(typed: str, holds: Any, opene
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("paralelism=fsdp2", "no key paralelism; there are state, "),
+        ("paralelism=fsdp2", "no key paralelism; known keys: state, "),
         ("memory>3", "memory may be memory/peak_active_gib"),
         ("wps>fast", "fast is not a number"),
     ],
@@ -379,7 +379,7 @@ def test_two_configurations_are_compared(opened: Browser) -> None:
 def test_more_devices_are_compared_with_the_fewest(opened: Browser) -> None:
     assert opened.run("return document.querySelectorAll('#scaling .ideal').length") >= 6
     told = opened.run("return [...document.querySelectorAll('#scaling title')].map((t) => t.textContent)")
-    assert any("scaling: 100.0% of 8 devices" in each for each in told)
+    assert any("scaling: 100.0% relative to 8 devices" in each for each in told)
     fewest = [each.rpartition(" of ")[2] for each in told if ": none " in each]
     assert fewest and "8 devices" not in fewest, "those are out of memory on 8"
 

@@ -67,7 +67,7 @@ def test_what_is_left_out_of_jobs_is_said(folder: Path) -> None:
     ended = meshrunner("submit", "--dry-run", "-m", *TINY, *gpu, "micro_batch=32768,65536", cwd=folder)
     assert ended.code == 0 and ended.out == "", ended
     assert ended.err.count(": predicted not to fit: ") == 2
-    assert "these combinations are left out (sweep.preflight=skip)" in ended.err
+    assert "skipping these combinations (sweep.preflight=skip)" in ended.err
     ended = meshrunner("submit", "--dry-run", *TINY, *gpu, "micro_batch=65536", cwd=folder)
     assert ended.code == 0 and ended.out.startswith("#!"), ended
     assert "meshrunner: predicted not to fit: " in ended.err

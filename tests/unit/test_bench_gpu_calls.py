@@ -198,7 +198,7 @@ def test_published_runs_are_emulated_on_a_gpu_of_the_same_type(monkeypatch: pyte
     assert call("--resume", "a", "--part", "emulate") == 0 and Fake.ran == []
     on(monkeypatch, ONE._replace(name="NVIDIA H200", memory_gib=139.8))
     assert call("--folder", "b", "--part", "emulate") == 0 and Fake.ran == []
-    assert {each.reason for each in found("b")} == {"the published run was on H100 96GB"}
+    assert {each.reason for each in found("b")} == {"this row needs the GPU of the published run, H100 96GB"}
 
 
 def test_no_row_starts_that_cannot_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

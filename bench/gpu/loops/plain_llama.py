@@ -16,7 +16,7 @@ from bench.gpu.loops.shape import Shape
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary embeddings to x, [batch, seq, heads, head_dim]. The rotated pairs of entries are i and i + head_dim / 2."""
+    """Apply rotary embeddings to x, [batch, seq, heads, head_dim]. Entries i and i + head_dim / 2 form a rotated pair."""
     one, other = x.float().chunk(2, -1)
     return torch.cat((one * cos - other * sin, other * cos + one * sin), -1).type_as(x)
 
@@ -64,7 +64,7 @@ class Block(nn.Module):
 
 
 class Recomputed(nn.Module):
-    """A block that saves only its input and the results that `saves` selects. Backward recomputes all other results."""
+    """A block that saves its input and the results that `saves` selects. Backward recomputes all other results."""
 
     def __init__(self, block: nn.Module, saves: Callable[[], Any]) -> None:
         super().__init__()

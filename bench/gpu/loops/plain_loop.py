@@ -39,7 +39,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument(
-        "--read-every", type=int, required=True, help="steps after which metrics are read; the first are not measured"
+        "--read-every", type=int, required=True, help="steps between metric reads; the first interval is not measured"
     )
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--device", default="cuda")

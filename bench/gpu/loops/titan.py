@@ -2,8 +2,8 @@
 
     python -m bench.gpu.loops.titan --shape '{"vocab_size": 128256, ...}' --flavor 1B --recompute none --compile per_block
 
-Model, optimizer and batch size are those of `plain_loop`. Tokens are random, but not the same, and initial weights differ.
-Attention is torchtitan's default, FlexAttention: its language models do not support scaled_dot_product_attention.
+Model, optimizer and batch size are the same as in `plain_loop`. The random tokens and the initial weights differ.
+Attention is the default, FlexAttention, because torchtitan's language models do not support scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR":
 
 
 class NoTokenizer(BaseTokenizer):
-    """A tokenizer for data that needs none. torchtitan builds a tokenizer in any case."""
+    """A placeholder, because torchtitan requires a tokenizer even if the data consists of tokens."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
@@ -77,7 +77,7 @@ class RandomTokens(BaseDataLoader):
 
 
 class Recorder(BaseLogger):
-    """Keeps the metrics of each step at which torchtitan reads them: step 1 and each multiple of `log_freq`."""
+    """Keeps the metrics of the steps at which torchtitan reads metrics: step 1 and each multiple of `log_freq`."""
 
     def __init__(self) -> None:
         self.read: dict[int, dict[str, Any]] = {}
@@ -103,7 +103,7 @@ def parsed() -> argparse.Namespace:
 
 
 def configuration(args: argparse.Namespace) -> Trainer.Config:
-    """Return torchtitan's configuration. Raise ValueError if the model of this name has another shape than `args.shape`."""
+    """Return torchtitan's configuration. Raise ValueError if the shape of torchtitan's model differs from `args.shape`."""
     spec = model_registry(args.flavor)
     model = spec.model
     model.layers = model.layers[: args.shape["n_layers"]]
@@ -116,7 +116,7 @@ def configuration(args: argparse.Namespace) -> Trainer.Config:
     }
     found["tie_embeddings"] = model.enable_weight_tying
     if different := {key: value for key, value in found.items() if value != wanted[key]}:
-        raise ValueError(f"torchtitan's Llama {args.flavor} has {different}, the hand-written loop another shape")
+        raise ValueError(f"torchtitan's Llama {args.flavor} has {different}, unlike the hand-written loop")
     return Trainer.Config(
         model_spec=spec,
         dump_folder=str(args.out.with_suffix("")),

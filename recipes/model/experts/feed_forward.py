@@ -55,9 +55,9 @@ class Router(nn.Module):
 def balance_loss(scores: Tensor, experts: Tensor) -> Tensor:
     """Return the unweighted balance loss, averaged over sequences (DeepSeek-AI 2024, V3, equations 17 to 20).
 
-    The loss of a sequence is the sum of f x P over the experts. f, which has no gradient, is the fraction of choices that fall
-    on the expert, times the number of experts. P is the expert's fraction of a token's total score, averaged over the tokens. If
-    all loads are equal, the loss is 1. scores: [batch, seq, number of experts]; experts: chosen indices, [batch, seq, K].
+    The loss of a sequence is the sum of f x P over the experts. f is the fraction of choices that fall on the expert, times the
+    number of experts. f has no gradient. P is the expert's fraction of a token's total score, averaged over the tokens. If all
+    loads are equal, the loss is 1. scores: [batch, seq, number of experts]; experts: chosen indices, [batch, seq, K].
     """
     number, per_token = scores.shape[-1], experts.shape[-1]
     chosen = torch.zeros_like(scores).scatter_(-1, experts, 1.0)
@@ -123,7 +123,8 @@ class ExpertFeedForward(nn.Module):
             return self._route(x, bias)
         y, load, balance = self._route(on_all_ranks(x, mesh, self.stream), bias)
         y = DTensor.from_local(y, mesh, [Partial()]).redistribute(placements=[self.stream]).to_local()
-        # Every rank computes the whole balance loss. Gradients are summed over ranks, so each is divided by the number of ranks.
+        # Every rank computes the whole balance loss, and its gradients are summed over ranks. Each rank's gradient is therefore
+        # divided by the number of ranks.
         whole = balance.detach()
         return y, load, whole + (balance - whole) / mesh.size()
 

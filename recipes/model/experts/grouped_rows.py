@@ -152,7 +152,7 @@ def _(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 @torch.library.custom_op("meshrunner::grouped_mm_weights", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def _gradient_of_weights(x: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
-    # A contiguous transpose would have rows of `rows` elements, whose size is seldom a multiple of 16 bytes.
+    # A row of a contiguous transpose would have one element per row of x. Its size is seldom a multiple of 16 bytes.
     return F.grouped_mm(x.transpose(-2, -1), gradient, offs=ends)
 
 

@@ -32,7 +32,7 @@ class MoETransformer(Transformer):
         super().__init__(config, seq_len, blocks)
         self.experts = config.routed
         self.rows: dict[int, int] = {}
-        """Each expert block's row index in `expert_bias`, keyed by block number."""
+        """Row of `expert_bias` for each block with experts, keyed by block number."""
         for number, block in enumerate(self.layers.values()):
             if isinstance(getattr(block, "feed_forward", None), ExpertFeedForward):
                 self.rows[number] = len(self.rows)

@@ -146,8 +146,8 @@ class Hybrid(Decoder):
         why = _missing_for_fused("cuda") or "a newer mamba_ssm, with deterministic kernels"
         return [
             f"model.mamba.kernel: auto chose torch, because fused needs {why}. Without compile, kernel=torch keeps a "
-            f"{self.mamba.chunk} x {self.mamba.chunk} matrix per head and chunk for backward, which can be gigabytes "
-            "per block"
+            f"{self.mamba.chunk} x {self.mamba.chunk} matrix per head and chunk for backward. These matrices can "
+            "take gigabytes per block"
         ]
 
     def import_kernels(self) -> None:

@@ -147,7 +147,7 @@ class HybridTransformer(MoETransformer):
         losses = []
         for ahead, (module, token) in enumerate(zip(self.mtp, between, strict=True), 1):
             x, hidden = module(x, token, rope)
-            # The loss divides by the number of all tokens, including ignored ones.
+            # The loss function divides by the number of all tokens, so divide by the share of tokens with a target, too.
             known = (all_targets.shape[1] - ahead) / all_targets.shape[1]
             losses.append(to_plain(self.loss(self.output, hidden, self.own(further(all_targets, ahead), 1))) / known)
         if not losses:
@@ -188,7 +188,7 @@ class HybridTransformer(MoETransformer):
                 return ZEROS
         if ".scan.conv_" in name:
             assert self.config.mamba is not None
-            # the variance of torch's default, which is uniform within +-1 / sqrt(width)
+            # the same variance as torch's default, a uniform distribution within +-1 / sqrt(width)
             return TruncatedNormal((3 * self.config.mamba.conv) ** -0.5)
         if name.endswith("mamba.wo.weight"):
             return self.initial_into_stream()

@@ -178,7 +178,7 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
 
 
 def _running_sums(x: Tensor, dim: int) -> Tensor:
-    """Return x.cumsum(dim). Under `deterministic=true`, torch's own cumsum of floats raises an error on a GPU."""
+    """Return x.cumsum(dim). For floats on a GPU, torch's cumsum raises an error under `deterministic=true`."""
     shift = 1
     while shift < x.shape[dim]:  # each round doubles the number of elements that a sum includes
         x = x + F.pad(x.narrow(dim, 0, x.shape[dim] - shift), (*(0, 0) * (x.dim() - 1 - dim), shift, 0))

@@ -1,7 +1,7 @@
 """Custom operators for the CUDA kernels of mamba_ssm and causal_conv1d. The compiler rejects Triton kernels that have a
 `pre_hook`, but it calls custom operators without tracing them. The packages are imported only when an operator runs, so memory
-can be predicted without them. An operator must return the same strides as its fake implementation, but mamba_ssm returns
-gradients with the strides of its inputs. All results are therefore made contiguous."""
+can be predicted without these packages. An operator must return the same strides as its fake implementation, but mamba_ssm
+returns gradients with the strides of its inputs. All results are therefore made contiguous."""
 
 import warnings
 from typing import Any
@@ -26,7 +26,7 @@ def _scan_backward(
     from mamba_ssm.ops.triton.ssd_combined import _mamba_chunk_scan_combined_bwd as backward
 
     deterministic = torch.are_deterministic_algorithms_enabled()
-    # mamba_ssm calls cumsum on multi-dimensional tensors. This is deterministic, but torch before 2.14 raises an error.
+    # mamba_ssm calls cumsum on tensors of several dimensions, which is deterministic. torch before 2.14 still raises an error.
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     try:
         with warnings.catch_warnings():

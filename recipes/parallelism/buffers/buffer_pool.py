@@ -45,7 +45,7 @@ class BufferPool:
 
     In the first optimizer step, torch's allocator provides every buffer, and the pool records the requests. From the second
     step on, each unit has a fixed address range in one large allocation, the arena. Before the pool hands out a range, it
-    waits at most PATIENCE_S until no buffer in use overlaps the range. A wrong plan raises an error instead of corrupting data.
+    waits until no buffer in use overlaps the range. After PATIENCE_S, it raises an error, so a wrong plan cannot corrupt data.
 
     A released buffer can be reused while GPU kernels still read it, because the stream that fills the buffer waits for these
     kernels.
@@ -68,7 +68,7 @@ class BufferPool:
         bucket = Bucket(str(dtype), elements * dtype.itemsize)
         if self._arena is None:
             self._wait_until_free(unit)
-            in_backward = torch._C._current_graph_task_id() != -1  # the test that FSDP2 uses
+            in_backward = torch._C._current_graph_task_id() != -1  # FSDP2 detects backward in this way
             self._requests.append((in_backward, unit))
             self._buckets[unit] = max(self._buckets.get(unit, bucket), bucket, key=lambda each: each.nbytes)
             self._device = device

@@ -56,7 +56,7 @@ def aligned(nbytes: int) -> int:
 
 
 def alive_together(order: Sequence[str], most: int) -> set[frozenset[str]]:
-    """Return one set per request in `order`: the units of this request and the `most` - 1 requests before it."""
+    """Return one set per request in `order`: the units of the request and of the `most` - 1 requests before it."""
     return {frozenset(order[max(0, end - most) : end]) for end in range(1, len(order) + 1)}
 
 
@@ -145,7 +145,7 @@ def _slots(units: Mapping[str, tuple[Hashable, int]]) -> Plan:
 
 
 class InFlight(NamedTuple):
-    """Maximum number of buffers in use at the same time. At the maximum, a new request first releases the oldest buffer."""
+    """Maximum number of buffers in use at the same time. A request beyond the maximum first releases the oldest buffer."""
 
     in_forward: int
     in_backward: int
@@ -156,7 +156,7 @@ REDUCE_SCATTER_INPUTS = InFlight(1, 1)
 
 
 def all_gather_outputs(prefetch: int, *, repeats: bool = False) -> InFlight:
-    """Return the maximum number of all-gather outputs in use. prefetch: `parallelism.prefetch`, where 0 also prefetches one unit.
+    """Return the maximum numbers of all-gather outputs in use. prefetch: `parallelism.prefetch`; torch prefetches 1 if it is 0.
 
     In backward, FSDP2 releases an output as soon as the output is copied. In forward, FSDP2 keeps an output until the next output
     has arrived, so one more output is in use. repeats: whether forward calls some units several times. Such units are not

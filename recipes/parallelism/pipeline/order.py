@@ -21,7 +21,7 @@ class Pass(NamedTuple):
     """A pass of a micro batch through a stage."""
 
     name: str
-    """forward, backward or weights. If the schedule splits backward, weights is the part that computes the weight gradients."""
+    """`forward`, `backward` or `weights`. If the schedule splits backward, `weights` passes compute the weight gradients."""
     stage: int
     micro_batch: int
     cost: float

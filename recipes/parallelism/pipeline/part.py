@@ -33,7 +33,7 @@ class Part(nn.Module):
             self.set_submodule(name, network.get_submodule(name))
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Return the result of `Network.forward_part` as a plain tensor that requires a gradient, which a schedule expects."""
+        """Return the result of `Network.forward_part`. Schedules expect a plain tensor that requires a gradient."""
         with self._computing():
             result = self._forward(x, targets)
         result = to_plain(result)

@@ -40,8 +40,8 @@ class Pipeline:
         return math.prod(self._shape) * self._dtype.itemsize
 
     def run(self, batches: Batches, *, forward_only: bool) -> Tensor:
-        """Return the mean loss over all micro batches; 0 if the rank lacks the last stage. Accumulate the gradients of the mean
-        loss unless `forward_only` is true."""
+        """Return the mean loss over all micro batches, or 0 on ranks without the last stage. Unless `forward_only` is true,
+        accumulate the gradients of the mean loss."""
         tokens, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
         if self._schedule is None:
             self._schedule = self._build(batches)

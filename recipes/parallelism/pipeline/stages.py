@@ -15,14 +15,14 @@ class Schedule(NamedTuple):
     any_stages: bool = False
     """Whether a rank can have a number of stages other than the default."""
     is_v: bool = False
-    """Whether a rank holds one stage of the first half and the mirrored stage of the second half. Otherwise a rank holds every
-    `pipeline`-th stage."""
+    """Whether a rank holds one stage of the first half and the mirrored stage of the second half. Otherwise, the stages of a
+    rank are `pipeline` stages apart."""
     splits_backward: bool = False
     """Whether the gradients of weights are computed later than those of activations, to fill idle time."""
     fills: bool = False
     """Whether there must be at least as many micro batches as stages."""
     in_rounds: bool = False
-    """Whether the number of micro batches must be a multiple of the number of rounds: micro batches / pipeline, rounded down."""
+    """Whether the number of rounds (micro batches / pipeline, rounded down) must divide the number of micro batches."""
 
     def stages_of(self, rank: int, ranks: int, per_rank: int) -> list[int]:
         """Return the numbers of a rank's stages, in the order of the model."""

@@ -45,7 +45,7 @@ def _charted(comparison: Comparison) -> dict[str, Any]:
     names, texts, settings = _settings(runs)
     places = {id(run): i for i, run in enumerate(runs)}
     row_places = {id(row): i for i, row in enumerate(rows)}
-    # The selection may have left out a baseline.
+    # The baseline of a row may not be among the selected rows.
     against = [row_places.get(id(each.row)) if each else None for each in comparison.against]
     axes: dict[tuple[int, ...], int] = {}
     charted = [
@@ -123,7 +123,8 @@ def _with_range(row: Row, figure: Figure) -> list[float | None]:
 
 
 def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]]]:
-    """Return (keys that differ between runs, texts, indices). `texts[indices[run][key]]` is a value; -1 marks a missing key."""
+    """Return (keys that differ between runs, texts, indices). `texts[indices[run][key]]` is the value of a key in a run.
+    An index of -1 means that the run does not have the key."""
     flat = [flatten(run.config) for run in runs]
     texts: dict[str, int] = {}
     found: dict[str, list[int]] = {}
@@ -138,8 +139,8 @@ def _settings(runs: Sequence[Run]) -> tuple[list[str], list[str], list[list[int]
 def _curves(row: Row, points: int, axes: dict[tuple[int, ...], int]) -> dict[str, Any]:
     """Return curves of a row's loss, held-out loss and step time, and a histogram of its step times. A curve has about `points`
     points. A point is the median over the completed runs of the row, or over all runs of the row if no run completed. Step
-    times exclude warm-up steps, profiled steps and compilation. `axes` maps each distinct list of steps to its index, which a
-    curve stores instead of the steps."""
+    times exclude warm-up steps, profiled steps and compilation. `axes` maps each distinct list of steps to an index. A
+    curve stores this index instead of the steps."""
     losses = _medians((run.events for run in row.counted), "train/loss")
     measured = [run.measured for run in row.counted]
     times = _medians(measured, STEP_TIME)

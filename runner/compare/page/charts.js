@@ -1,6 +1,6 @@
 // Charts of the selected rows by their figures: the best rows by one figure, and all rows by any two figures.
 
-const TOP = 20;  // maximum rows of the chart of the best rows
+const TOP = 20;  // maximum number of rows in the chart of the best rows
 const SECONDS = "seconds per step", GIB = "GiB at the peak";  // titles of ledgers
 const sum = (values) => values.reduce((one, other) => one + other, 0);
 
@@ -28,7 +28,7 @@ function drawDots() {
   const top = members.slice(0, TOP), range = (i) => rangeOf(i, name);
   const isBase = (i) => rows.some((row) => row.baseline === i);
   byId("dots").classList.toggle("tall", top.length > TOP / 2);
-  const many = members.length > TOP ? `${TOP} of ${members.length}` : "", hollow = top.some(isBase) ? "hollow: a baseline" : "";
+  const many = members.length > TOP ? `${TOP} of ${members.length} rows` : "", hollow = top.some(isBase) ? "hollow: a baseline" : "";
   const about = [many, ranges(top, name), hollow].filter(Boolean);
   if (!caption("dots", about.join("; "), figures.length && members.length)) return;
   strips("dots", top, range, (svg, i, x, y) => {
@@ -44,7 +44,7 @@ function drawScatter() {
   const x = choice("scatter", "x", options, DATA.memory ?? keys[0]), y = choice("scatter", "y", options, DATA.speed);
   const by = choice("scatter", "colour", options, compared);
   const members = measured(x, measured(y)).filter(hasResult), optimal = front(x, y);
-  const about = [optimal.length ? "dotted: no row shown is better in both" : "", ranges(members, x, y)].filter(Boolean);
+  const about = [optimal.length ? "dotted: rows that no row shown beats in both" : "", ranges(members, x, y)].filter(Boolean);
   if (!caption("scatter", about.join("; "), figures.length && members.length)) return;
   const bottom = paper ? 150 : 330, { box, svg, width } = canvas("scatter", bottom + 50);
   const area = { left: 70, right: width - 14, top: 24, bottom };

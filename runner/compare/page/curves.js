@@ -96,7 +96,7 @@ function drawRanks() {
   const options = DATA.by_rank.map((figure) => [figure.key, figure.title]);
   const name = choice("ranks", "Every rank's", options, options[0][0]), figure = DATA.by_rank.find((each) => each.key === name);
   const { members, why } = curved((i) => rows[i].ranks[name]);
-  if (!caption("ranks", `+%: the highest rank compared with the median rank${why}`, members.length)) return;
+  if (!caption("ranks", `+%: how far the highest value exceeds the median over ranks${why}`, members.length)) return;
   strips("ranks", members, (i) => rows[i].ranks[name].map(([, value]) => value), (svg, i, x, y) => {
     const ranks = rows[i].ranks[name], [last, highest] = ranks.at(-1), [, middle] = ranks[Math.floor((ranks.length - 1) / 2)];
     for (const [rank, value] of ranks) {

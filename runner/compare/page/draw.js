@@ -22,7 +22,7 @@ const isLine = (name, values, most) =>
 /** Return [value, lowest, highest] of a figure over the runs of a row, or [value] of a setting. */
 const rangeOf = (i, name) => rows[i].figures[name]?.map((value) => value ?? valueOf(i, name)) ?? [valueOf(i, name)];
 
-/** Add the interval of a row with several runs to its point at (x, y). across, up: ends of the range in px, or []. */
+/** If a row has several runs, draw their range at the row's point (x, y). across, up: the ends of the range in px, or []. */
 function interval(svg, i, colour, [x, y], across, up) {
   const d = (across.length ? `M${across[0]} ${y}H${across[1]}` : "") + (up.length ? `M${x} ${up[0]}V${up[1]}` : "");
   if (d && rows[i].runs.length > 1) mark(svg, "path", i, { class: "range", d, style: `stroke: ${colour}` });
@@ -49,7 +49,7 @@ function titleOf(name) {
 
 // Colours.
 
-/** Return functions of(row) for the colour and shape(row), and a legend, for a key or figure. A key's colours never change. */
+/** Return { of(row): its colour, shape(row), legend } for a key or figure. A key's colours are the same for every selection. */
 function coloursBy(name, members) {
   const known = measured(name, members), values = distinct(known.map((i) => valueOf(i, name)));
   if (isLine(name, values, COLOURS.length)) {

@@ -18,7 +18,7 @@ UNEXPLAINED = "unexplained"
 """Line with the difference between the measured total and the sum of all other lines."""
 COMPUTE, COMMUNICATION = "compute", "exposed communication"
 GROUPS = {"host in optimizer": "host"} | {name: name for name in ("pipeline wait", "data", "host", UNEXPLAINED)}
-"""Groups of lines that are neither compute nor communication."""
+"""Groups of the lines that are neither compute nor communication, keyed by line."""
 
 
 def group_of(line: str) -> str:
@@ -32,9 +32,9 @@ def with_rest(lines: Mapping[str, float], whole: float) -> dict[str, float]:
 
 
 def traces(row: Row) -> list[tuple[Run, Explanation]]:
-    """Return the completed runs whose last steps were traced, with their traces."""
+    """Return a (run, trace) pair for each completed run whose last steps were traced."""
     read = [(run, Explanation.read(run.path / EXPLANATION)) for run in row.completed]
-    # The steps differ if the run was continued without tracing.
+    # If the run was continued without tracing, its last step is not a traced step.
     return [(run, found) for run, found in read if found.seconds and found.steps[1] == run.summary.steps]
 
 

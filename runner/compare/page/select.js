@@ -33,7 +33,7 @@ const NAMES = [...new Set(["state", "devices", ...keys, ...figures.map((figure) 
 const WORDS = /(?:[^\s"]|"[^"]*"?)+/g;  // quotes keep words together
 const ORDERS = { ">": (a, b) => a > b, "<": (a, b) => a < b, ">=": (a, b) => a >= b, "<=": (a, b) => a <= b };
 
-/** Return the full name for a full name, its last part, or the beginning of either; throw Error if unknown or ambiguous. */
+/** Return the full name. typed: full name, its last part, or the beginning of either; throw Error if unknown or ambiguous. */
 function nameOf(typed) {
   const last = (name) => name.split(/[./]/).at(-1), listed = (names) => names.slice(0, 8).join(", ");
   const meanings = [
@@ -47,10 +47,10 @@ function nameOf(typed) {
     if (found.length === 1 || varying.length === 1) return varying[0] ?? found[0];
     if (found.length > 1) throw Error(`${typed} may be ${listed(found)}`);
   }
-  throw Error(`no key ${typed}; there are ${listed(NAMES)}`);
+  throw Error(`no key ${typed}; known keys: ${listed(NAMES)}`);
 }
 
-/** Return a test of a row for a condition, `lr>=1e-3` or `lr=1e-3,1e-4`; throw Error if the condition is wrong. */
+/** Return a function that tests a row for a condition: `lr>=1e-3` or `lr=1e-3,1e-4`. Throw Error if the condition is wrong. */
 function testOf(typed, how, wanted) {
   const name = nameOf(typed);
   if (how in ORDERS) {
@@ -91,7 +91,7 @@ function select() {
   } catch { /* a page in a frame may not change the address */ }
 }
 
-/** Replace the filter's terms of the given names by terms [name, operator, value]. Remove a term that is already present. */
+/** Replace the filter's terms about the same names by terms [name, operator, value]. Remove a term that is already there. */
 function narrow(...terms) {
   const words = byId("filter").value.match(WORDS) ?? [];
   const typed = terms.map(([name, how, value]) => name + how + (/\s/.test(value) ? `"${value}"` : value));

@@ -1,10 +1,10 @@
 // Charts of the selected rows by settings: by any two settings, by all settings, and by the number of devices.
 
 const varying = keys.filter((key) => new Set(rows.map((row) => row.values[key])).size > 1);
-const MOST = 40;  // maximum values of a setting in a heat map
-const NAMED = 110;  // minimum width of a heat map's cells that name their best rows, in px
+const MOST = 40;  // maximum number of a setting's values in a heat map
+const NAMED = 110;  // minimum width in px of heat-map cells that name their best row
 
-/** Return the cells of a heat map of a figure: the best row of each cell, measured or else predicted, and the colours. */
+/** Return the cells of a heat map of a figure. A cell has a colour and its best row, which is measured or else predicted. */
 function heatCells(name, down, across) {
   const members = measured(down, measured(across)), figures = [name, `plan/${name}`];
   const [ys, xs] = [down, across].map((key) => distinct(members.map((i) => valueOf(i, key))));
@@ -66,14 +66,14 @@ function drawHeat() {
 /** Draw an axis for each setting and figure, one below the other, and each row as a line through all axes. */
 function drawParallel() {
   const results = [DATA.memory, DATA.speed].filter(figureOf), by = results.at(-1) ?? keys[0], gap = paper ? 40 : 58;
-  const about = `each line is a row, coloured by ${titleOf(by)}; dashed: no result; click a value to select it`;
+  const about = `each line is a row, coloured by ${titleOf(by)}; dashed: no result; click a value to select its rows`;
   if (!caption("parallel", about, varying.length >= 3 && selection.rows.length)) return;
   const names = [...varying, ...results], colours = coloursBy(by, selection.rows), height = (n) => gap * n + 34;
   const { box, svg, width } = canvas("parallel", gap * names.length + 10);
   const scales = names.map((name) => scaleOf(name, measured(name), 16, width - 16));
   // Shift rows sideways, because rows with the same value would share one point.
   const aside = (i, { step }) => step ? ((i * 37) % 21 - 10) / 21 * Math.min(step * 0.5, 40) : 0;
-  const last = emphasised(selection.rows).sort((i, j) => hasResult(i) - hasResult(j));  // results are drawn over other rows
+  const last = emphasised(selection.rows).sort((i, j) => hasResult(i) - hasResult(j));  // rows with results are on top
   svg.classList.toggle("crowded", last.length > 200);
   for (const i of last) {
     const known = names.map((name, n) => [valueOf(i, name), scales[n], n]).filter(([value]) => value !== null);
@@ -133,7 +133,7 @@ function drawScaling() {
     add(svg, "polyline", { class: "curve", points: line.map(place).join(" "), stroke: COLOURS[n] });
     for (const i of line) {
       const share = (100 * total(i) / ideal(line, rows[i].devices)).toFixed(1), fewest = rows[line[0]].devices;
-      const text = `${told(i, "perf/wps")}\nscaling: ${share}% of ${fewest} device${fewest > 1 ? "s" : ""}`;
+      const text = `${told(i, "perf/wps")}\nscaling: ${share}% relative to ${fewest} device${fewest > 1 ? "s" : ""}`;
       interval(svg, i, COLOURS[n], place(i), [], ends(i).map(y.at));
       mark(svg, "path", i, { class: "point", d: shape(n, ...place(i), 5), fill: COLOURS[n] }, text);
     }

@@ -1,7 +1,7 @@
 "use strict";
 // SVG elements, figures, scales and axes. The style sheet sets the colours of text and lines for light, dark and print.
 
-// Okabe and Ito's colours, chosen for colour-blind readers. Dashes and shapes repeat the distinction.
+// Okabe and Ito's colours, chosen for colour-blind readers. Curves also differ in dashes, and points in shapes.
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C"];
 const DASHES = ["", "6 3", "2 3", "8 3 2 3", "12 4"];
 const SVG = "http://www.w3.org/2000/svg";
@@ -91,8 +91,8 @@ function between(low, high, most, least) {
 }
 
 /**
- * Return a linear scale, with the inverse `value(px)`. Whole values, such as steps, have whole ticks.
- * pad: fraction of the range that is left free at both ends.
+ * Return a linear scale, with the inverse `value(px)`. If all values are integers, such as steps, the ticks are integers.
+ * pad: fraction of the range that is left free at each end.
  */
 function linear(values, from, to, { every = 70, pad = 0.05 } = {}) {
   let low = Math.min(...values), high = Math.max(...values);

@@ -30,7 +30,7 @@ function sortBy(column) {
 
 /**
  * Hide the columns that the reader unchecked. Unless the reader asked for all columns, fold the columns that do not fit.
- * The row's name first replaces the columns of settings and state. Columns of the class `leads` are never folded.
+ * First, the row's name replaces the columns of settings and state. Columns of the class `leads` are never folded.
  */
 function foldColumns() {
   const shown = heads.map((_, column) => column).filter((column) => !hidden.has(column));
@@ -53,7 +53,7 @@ function foldColumns() {
   pinColumns();
 }
 
-/** Keep the name of a row and the leading columns in view while the table is scrolled. 180 px are left to scroll. */
+/** Keep the name of a row and the leading columns in view while the table is scrolled. 180 px remain for the other columns. */
 function pinColumns() {
   const rules = [], pinned = [];
   let left = 0, right = 0;
@@ -71,7 +71,7 @@ function pinColumns() {
   pinStyle.textContent = `@media screen { ${rules.join("\n")} }`;
 }
 
-/** Add a checkbox for each column, which hides the column, and for each line, which emphasises the line. */
+/** Add checkboxes that hide columns, and checkboxes that emphasise lines. */
 function prepareTable() {
   byId("fold").addEventListener("click", () => {
     unfolded = !unfolded;
@@ -103,7 +103,7 @@ function drawTable() {
   const marks = [
     ["\u25b2", "fastest", [best(DATA.speed)]],
     ["\u25bc", "least memory", lean ? [best(lean)] : []],
-    ["\u25c6", "no row is faster with less memory", lean ? front(lean, DATA.speed) : []],
+    ["\u25c6", "no other row is faster and needs less memory", lean ? front(lean, DATA.speed) : []],
   ];
   lineOf.forEach((line, i) => {
     const cell = line.cells[0], picked = selection.picked.has(i);

@@ -102,7 +102,7 @@ def _reasons(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    """Return the table as HTML. Scripts show a row's name instead of its settings and state on a narrow screen."""
+    """Return the table as HTML. On a narrow screen, scripts show a row's name instead of its settings and state."""
     table = columns(comparison)
     keys = [column.title for column in table[: len(comparison.keys) or 1]] + ["state"]
     kinds = ["key" if column.title in keys else "leads" if column.leads else "" for column in table]

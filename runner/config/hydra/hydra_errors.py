@@ -102,7 +102,7 @@ def _unknown_key(key: str, cause: Any) -> str:
     if parent == key and not known:  # such as launch.env={A: 1}
         return f"{key}: cannot be set as a whole; use {full}=VALUE"
     complete = not parent and {*known, "hydra"} >= shipped.top_level().keys()
-    if complete and get_close_matches(name, known, 1, CLOSE):  # the usual typing error, without importing all options
+    if complete and get_close_matches(name, known, 1, CLOSE):  # usual typing error: no need to import all options
         return f"{full}: unknown key.{did_you_mean(name, known)} Keys of the configuration: {', '.join(sorted(known))}"
     from meshrunner.runner.config.reference import catalog  # not at the top: it imports options
 
@@ -117,7 +117,7 @@ def _unknown_key(key: str, cause: Any) -> str:
 
 
 def _nearest(name: str, siblings: list[str], chosen: list[str]) -> str:
-    """Return a hint `Did you mean ...?` with a similar key: one of `siblings`, else of `chosen`, else of all keys."""
+    """Return a hint `Did you mean ...?` with a similar key from `siblings`, else from `chosen`, else from all keys."""
     if get_close_matches(name, siblings, 1, CLOSE):
         return did_you_mean(name, siblings)
     if hint := did_you_mean_key(name, [], chosen):

@@ -17,7 +17,7 @@ REFUSED = {
     "hydra.output_subdir": "config.yaml and overrides.yaml are written to the run directory itself",
     "hydra.sweep.subdir": "a sweep names each run after its number and the values that vary",
 }
-"""Hydra keys that cause an error, each mapped to the reason that users see. The keys would affect only Hydra's task function."""
+"""Hydra keys that cause an error, mapped to the reason in the message. The keys affect only Hydra's unused task function."""
 SET_BY_HYDRA = ("hydra.runtime", "hydra.overrides", "hydra.job.override_dirname", "hydra.job.config_name")
 SET_IN_SWEEPS = ("hydra.job.id", "hydra.job.num")
 LOGS = "meshrunner writes the output of a run to `logs` in the run directory"
@@ -37,7 +37,7 @@ NEUTRAL = {"hydra.sweeper._target_": BASIC_SWEEPER, "hydra.job_logging.version":
 
 
 def refuse(config: DictConfig, *, sweep: bool) -> None:
-    """Raise ConfigError if the user changed one of Hydra's keys that meshrunner does not support or sets itself."""
+    """Raise ConfigError if the user changed one of Hydra's keys that meshrunner sets itself or does not support."""
     given = _flat(config)
     for key in (*SET_BY_HYDRA, *(SET_IN_SWEEPS if sweep else ())):
         if typed := _typed(given, key):

@@ -87,7 +87,7 @@ def as_typed(overrides: Sequence[str]) -> list[str]:
 
 
 def _quoted(override: str) -> str:
-    """Quote the conditions in an override of `sweep.exclude` or `sweep.baseline`, because Hydra requires quotes around `=`."""
+    """Quote each condition in `sweep.exclude=...` or `sweep.baseline=...`. Hydra requires quotes around a value with `=`."""
     if bare := WITHOUT_SECTION.fullmatch(override):
         meant = shlex.quote(f"sweep.{bare['rule']}")
         raise ConfigError(f"{bare['rule'].partition('=')[0]}: unknown key. Did you mean {meant}?")
@@ -128,8 +128,8 @@ def split_outside(text: str, separators: str) -> list[str]:
 
 
 def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
-    """Turn `GROUP.key=1` into a sweep over one value if GROUP varies. Hydra then sets the key only in the jobs, and not in
-    the configuration with GROUP's default option, which may lack the key."""
+    """If the sweep varies GROUP, turn `GROUP.key=1` into a sweep over one value. Hydra then sets the key only in the jobs.
+    The sweep's own configuration has GROUP's default option, which may lack the key."""
     parser = OverridesParser.create()
     sweeps = {override: parser.parse_override(override).is_sweep_override() for override in overrides}
     if not any(sweeps[override] and override.startswith(f"{group}=") for override in overrides):
@@ -143,7 +143,7 @@ def left_to_jobs(overrides: Sequence[str], group: str) -> list[str]:
 
 
 def check_number(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if a sweep has more than MAX_RUNS combinations. Hydra can count combinations only by listing them."""
+    """Raise ConfigError if a sweep has more than MAX_RUNS combinations. Count them without Hydra, which would list them all."""
     counts = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         count, value = 1, override.value()

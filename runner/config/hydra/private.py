@@ -1,4 +1,4 @@
-"""Wrap Hydra's private modules, which no other module imports, and hide differences between Hydra's releases."""
+"""Wrap Hydra's private modules, so that no other module imports them. Hide differences between Hydra's releases."""
 
 import traceback
 from collections.abc import Callable
@@ -48,8 +48,8 @@ def set_up_hydra() -> None:
 
 
 class ReadOnce(CachingConfigRepository):
-    """Repository that reads each YAML file once for all combinations of a sweep. `deepcopy`, which Hydra calls, copies nothing.
-    `load_config` returns copies, because Hydra changes the configurations that it loads."""
+    """Repository that reads each YAML file once for all combinations of a sweep. When Hydra deep-copies the repository, the
+    copy is the same object. `load_config` returns copies, because Hydra changes the configurations that it loads."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self

@@ -140,7 +140,7 @@ def plain(name: str) -> str:
 
 
 def in_words(schema: dict[str, Any], definitions: dict[str, Any], *, whole: bool = False) -> str:
-    """Describe the values that a JSON schema accepts: `text or null`. With `whole`, list all names even if there are many."""
+    """Describe the values that a JSON schema accepts, such as `text or null`. With `whole`, list all names, however many."""
     parts = list(dict.fromkeys(_kinds_of_value(schema, definitions, whole)))
     if "text" in parts:  # text includes numbers and names
         parts = [part for part in parts if part in ("text", "null")]
@@ -172,7 +172,7 @@ def _kinds_of_value(schema: dict[str, Any], definitions: dict[str, Any], whole: 
 
 
 def _limits(schema: dict[str, Any]) -> str:
-    """Return the limits of a number in words: ` from 1 to 1,024`, ` above 0`."""
+    """Return the limits of a number in words, such as ` from 1 to 1,024` or ` above 0`."""
     words = {"exclusiveMinimum": "above", "minimum": "at least", "maximum": "at most", "exclusiveMaximum": "below"}
     limits = {word: schema[name] for name, word in words.items() if name in schema and schema[name] < HUGE}
     if {"at least", "at most"} <= limits.keys():

@@ -12,7 +12,7 @@ from meshrunner.runner.console import in_two_columns, paragraph
 MANY = 4
 """Maximum number of keys to explain in full. If more keys match, each key gets one line."""
 LONGEST_VALUE, LONGEST_DEFAULT = 60, 160
-"""Maximum length, in characters, of a value and of a default's description in a list of keys. Longer text is cut."""
+"""Maximum numbers of characters of a value and of a default's description in a list of keys. Longer text is cut."""
 
 
 def explain_key(key: Key) -> str:
@@ -133,6 +133,6 @@ def _cut(text: str, length: int) -> str:
 
 
 def _is_shown(key: Key, value: Any, keys: list[Key]) -> bool:
-    """Return whether to list a key. Leave out `kind`, keys without a value, and mappings whose own keys are listed instead."""
+    """Return whether to list a key. Do not list `kind`, keys without a value, and mappings whose inner keys are listed."""
     has_inner = isinstance(value, dict) and any(each.name.startswith(f"{key.name}.") for each in keys)
     return value is not ... and key.field != "kind" and not has_inner

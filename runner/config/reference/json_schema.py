@@ -91,7 +91,7 @@ class _Generator(GenerateJsonSchema):
 
 
 def _written(schema: Any) -> Any:
-    """Relax a schema for hand-written files: make keys optional, and allow interpolations as values and a `defaults` key."""
+    """Relax a schema for hand-written files: make keys optional, allow interpolations as values, and add a key `defaults`."""
     if isinstance(schema, list):
         return [_written(each) for each in schema]
     if not isinstance(schema, dict):

@@ -167,7 +167,7 @@ class ExpandableSegments(Segments):
                 self._unmap(block, begin, end)
 
     def _lowest_range(self, pool: BlockPool, size: int) -> MemoryBlock:
-        """Find the lowest address range of `size` bytes in which all blocks are free or unmapped. Return its first block."""
+        """Find the lowest address range of `size` bytes without an allocated block. Return the first block of the range."""
         for _, unmapped in pool.unmapped:
             before = unmapped.before
             first = unmapped if before is None or before.allocated else before

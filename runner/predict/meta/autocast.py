@@ -64,7 +64,7 @@ class _Autocast(TorchFunctionMode):
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if type(value) in (list, tuple):
             return type(value)(self._cast(each, dtype) for each in value)
-        if not isinstance(value, Tensor) or isinstance(value, CausalBias):  # a mask without values
+        if not isinstance(value, Tensor) or isinstance(value, CausalBias):  # CausalBias holds no values
             return value
         if not value.is_floating_point() or value.dtype in (dtype, torch.float64):
             return value

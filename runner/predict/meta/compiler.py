@@ -53,7 +53,7 @@ def trace_compiled_code(in_torch: Replacements, recorder: Recorder) -> None:
             )
         compiled: Callable[..., Any] = torch_compile(function, backend=BACKENDS.get(backend, backend), **arguments)
 
-        # dynamo traces the casts of the mode `_Autocast` into the graph. Compiled code that disables autocast disables
+        # dynamo traces the casts of the mode `_Autocast` into the graph. If compiled code disables autocast, it disables only
         # CPU autocast, so `_Autocast` checks whether CPU autocast is enabled. CPU autocast itself casts no meta tensors.
         def called(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_autocast_enabled("meta"):
@@ -156,10 +156,10 @@ class Interpreter(fx.Interpreter):
         super().__init__(graph)
         self.memory, self.recorder = memory, recorder
         self.in_cache: set[fx.Node] = set()
-        """Tensors that kernels used after the last unfused operator. They count as cached, and are read at no cost."""
+        """Tensors that kernels have used since the last unfused operator. They count as cached: reading them costs nothing."""
         kernels = memory.kernels if memory else {}
         read_until = {node: kernel for kernel, read in kernels.items() for node in filter(_stays, read)}
-        # By default, a value is freed after its last user, which may be the first operator of the kernel that reads it.
+        # Keep a value until the last kernel that reads it ends. Its last user may be the first operator of that kernel.
         for user, freed in [*self.user_to_last_uses.items()]:
             for node in [each for each in freed if each in read_until and user < read_until[each]]:
                 freed.remove(node)

@@ -24,8 +24,8 @@ LOOKUPS = {"index", "embedding", "gather", "index_select"}
 VIEWS = {"_unsafe_view", "reshape", "view", "alias", "detach", "wait_tensor"}
 """Operators that return views although their schemas do not declare a view."""
 READS_TO_INLINE = 4
-"""Maximum number of tensors that a computation may read if inductor repeats the computation for each use of the result.
-A computation that reads more tensors stores a result with several uses (`torch._inductor.config.realize_reads_threshold`)."""
+"""Maximum number of tensors that a computation may read for inductor to repeat it at each use of its result. If a computation
+reads more, inductor stores a result that has several uses (`torch._inductor.config.realize_reads_threshold`)."""
 
 
 class GraphMemory(NamedTuple):
@@ -76,7 +76,7 @@ def nbytes(node: Node) -> int:
 
 
 def _reads(node: Node, reads: dict[Node, dict[Node, int]], in_memory: set[Node]) -> dict[Node, int]:
-    """Return the bytes that a fused kernel must read from memory to compute `node`, keyed by the tensor or view to read."""
+    """Return the bytes that a fused kernel must read from memory to compute `node`, keyed by tensor or view."""
     total: dict[Node, int] = {}
     for argument in node.all_input_nodes:
         base = _base(argument)

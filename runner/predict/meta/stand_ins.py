@@ -36,7 +36,7 @@ def fsdp2_streams(in_torch: Replacements, recorder: Recorder) -> None:
     """Make FSDP2 use the streams of `recorder.device`, so that the trace shows which communication overlaps with compute."""
     for user in (_fsdp_collectives, _fsdp_init, _fsdp_param_group, _fsdp_state):
         in_torch.replace(user, "_get_device_handle", lambda _="cuda": recorder.device)
-    # FSDP2 calls this function only to free an all-gather whose result was never used, such as that of a frozen first block.
+    # FSDP2 calls this function only to free all-gathered parameters that no block used, such as those of a frozen first block.
     in_torch.replace(torch.accelerator, "current_stream", recorder.device.current_stream)
 
 
@@ -50,7 +50,7 @@ def fsdp2_device(in_torch: Replacements, recorder: Recorder) -> None:
 
 
 def planned_buffers(in_torch: Replacements, recorder: Recorder) -> None:
-    """Log each call of `buffer_pool.empty_cache`, which frees the memory of the first step's buffers."""
+    """Log each call of `buffer_pool.empty_cache`. The call frees the memory of the buffers that the first step used."""
     in_torch.replace(buffer_pool, "empty_cache", recorder.device.empty_cache)
 
 

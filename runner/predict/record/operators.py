@@ -19,7 +19,7 @@ MATMULS = {
 }
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
-"""Names of collectives. The name of a torch operator, such as `_allgather_base_`, begins with one if underscores are ignored."""
+"""Names of collectives. Without underscores, a torch operator such as `_allgather_base_` begins with one of these names."""
 
 
 class Traits(NamedTuple):
@@ -33,7 +33,7 @@ class Traits(NamedTuple):
     flops: Any
     """torch's FLOP formula for the operator, or None."""
     is_causal: int = 0
-    """Position of an attention operator's argument `is_causal`."""
+    """Position of the argument `is_causal` of an attention operator."""
 
 
 @cache
@@ -43,7 +43,7 @@ def traits(func: Any) -> Traits:
     written = tuple(
         i
         for i, argument in enumerate(schema.arguments)
-        # A fused optimizer can unscale gradients in place, but no recipe enables this.
+        # A fused optimizer's schema marks `grads` as written, because it can unscale gradients, but no recipe enables this.
         if argument.alias_info is not None and argument.alias_info.is_write and argument.name != "grads"
     )
     flops = flop_registry.get(func._overloadpacket)

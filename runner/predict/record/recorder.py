@@ -44,7 +44,7 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     """Memory ledger that counts meta tensors as device memory and logs the events of a trace."""
 
     def __init__(self, device: TracedDevice, phases: Phases, *, on_host: bool, rounding: int) -> None:
-        """Record the events of `device`. `on_host`: whether the device is a CPU. A CPU also holds the optimizer's step counts."""
+        """Record the events of `device`. `on_host`: whether the device is a CPU, where step counts take memory, too."""
         super().__init__(phases)
         self.device, self.on_host, self.rounding = device, on_host, rounding
         """Each allocation is rounded up to a multiple of `rounding` bytes."""
@@ -164,4 +164,4 @@ class Recorder(MemoryLedger):  # type: ignore[no-untyped-call]
     def _track_storage(self, storage: UntypedStorage, category: str, *, created_here: bool) -> Allocation | None:
         if created_here or storage._cdata in self._by_storage:
             return super()._track_storage(storage, category, created_here=created_here)
-        return None  # storage of the network on meta, before it is materialised
+        return None  # a storage of the network that is not materialised yet

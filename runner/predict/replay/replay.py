@@ -22,7 +22,7 @@ from meshrunner.runner.predict.timing.simulated_clock import SimulatedClock
 
 
 class InstantClock:
-    """Substitute for `SimulatedClock` if the speed of the device is unknown: work takes no time."""
+    """Substitute for `SimulatedClock` if the speed of the device is unknown. All work is assumed to take no time."""
 
     host = 0.0
 
@@ -97,7 +97,7 @@ class Replayed:
     def allocate(self, allocation: Allocation) -> None:
         """Allocate a block for an allocation, or raise OutOfMemory."""
         self.enter(allocation.phase)
-        # As in torch, an empty request returns before the allocator checks the events of freed blocks.
+        # As in torch, an empty request returns before the allocator checks whether streams are done with freed blocks.
         if allocation.nbytes == 0:
             return
         self._return_until(self._clock.host)

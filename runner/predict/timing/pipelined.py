@@ -1,4 +1,4 @@
-"""Computes the time of a step from the clocks of pipeline ranks, which were traced one by one without waiting for each other."""
+"""Computes the time of a step with a pipeline. Each rank was traced alone, so the waits between ranks are computed here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class TracedRanks:
     traced: dict[int, int]
     """Global rank of each traced pipeline rank, keyed by pipeline rank, in ascending order."""
     own: int | None
-    """Emulated pipeline rank, or None. If set, the prediction is for this rank, not for the rank with the most memory or work."""
+    """Emulated pipeline rank, or None. If set, this rank is predicted, instead of the rank with the most memory or work."""
 
     def step_time(self, clocks: Sequence[SimulatedClock], exchanged: int) -> StepTime:
         """Return the time of a step from the clocks of the traced ranks at the end of the step. The exposed communication

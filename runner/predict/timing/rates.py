@@ -26,7 +26,8 @@ GB, MB = 1e9, 1e6
 LINK_BANDWIDTH = 450.0
 """`link_bandwidth` of the H100 in GB/s. On another device, NODE_BANDWIDTH is scaled by link_bandwidth / LINK_BANDWIDTH."""
 NODE_BANDWIDTH = ((2, 537.0), (4, 434.0), (8, 394.0))
-"""Pairs (number of ranks, GB/s) within a node: size of the whole buffer / transfer time of an all-gather or reduce-scatter."""
+"""Pairs (number of ranks, bandwidth in GB/s) within a node. The bandwidth is the size of the whole buffer divided by the
+transfer time of an all-gather or reduce-scatter."""
 NODE_LATENCY = ((2, 8e-6), (4, 17e-6), (8, 30e-6))
 """Pairs (number of ranks, latency of an all-gather or reduce-scatter in seconds) within a node."""
 RAMP = ((8 * MB, 0.68), (16 * MB, 0.79), (32 * MB, 0.87))
@@ -80,7 +81,7 @@ class GPURates:
         transfer = nbytes / (_interpolate(NODE_BANDWIDTH, n) * GB * hardware.link_bandwidth / LINK_BANDWIDTH)
         if nodes > 1:
             latency = STEP_ACROSS * nodes + STEP_IN_NODE * (n - nodes)
-            # In a ring, all parts but one cross each node boundary. The adapters of a node's ranks in the group share the load.
+            # In a ring, all parts but one cross each node boundary. A node's adapters that belong to the group share the load.
             sent = nbytes * (n - fewest) / n if name == "all_to_all" else nbytes * (n - 1) / n / fewest
             ramp = _interpolate(RAMP, nbytes / n)
             # Data that crosses the network also moves within the nodes, so the slower of the two transfers counts.
@@ -142,7 +143,7 @@ Rates = GPURates | CPURates
 
 
 def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
-    """Return a field of `hardware.peak` and a factor (0.5 for fp64, else 1). Their product is the peak matmul rate in a dtype."""
+    """Return a field of `hardware.peak` and a factor (0.5 for fp64, else 1). The peak rate in `dtype` is field x factor."""
     if dtype in ("bfloat16", "float16"):
         return "bf16", 1.0
     if dtype.startswith("float8"):
@@ -150,7 +151,7 @@ def _peak_rate(dtype: str, fp32_rate: Fp32Rate) -> tuple[str, float]:
     if dtype == "float32":
         return fp32_rate, 1.0
     if dtype == "float64":
-        return "fp32", 0.5  # on vector units. Tensor cores of data-centre GPUs reach twice this rate
+        return "fp32", 0.5  # rate of the vector units; the tensor cores of data-centre GPUs are twice as fast
     raise ConfigError(f"the rate of matmuls in {dtype} is not known")
 
 

@@ -39,12 +39,12 @@ class SimulatedClock:
     """Clock of one device and its host. The clock must receive the events of a trace in order."""
 
     def __init__(self, rates: Rates, tensor: int = 1) -> None:
-        """Start a clock. tensor: size of the groups of neighbouring ranks that use `compile.async_tensor_parallel`, or 1. If
-        inductor can fuse a collective with matmuls, all pieces of data except one move during the matmuls (Wang et al. 2023)."""
+        """Start a clock. tensor: with `compile.async_tensor_parallel`, the size of the tensor-parallel groups; else 1. Inductor
+        can then fuse a collective with matmuls: all pieces of data except one move during the matmuls (Wang et al. 2023)."""
         self.rates, self._tensor = rates, tensor
         self._gather_s, self._matmul_s, self._copied = 0.0, 0.0, math.inf
-        """Seconds of the last all-gather that later matmuls can hide. Seconds of the last matmul. Bytes read and written to
-        put that matmul's result in order: infinite after any other operator, or if no matmul followed the last collective."""
+        """Seconds of the last all-gather that later matmuls can hide; seconds of the last matmul; bytes that `cat` kernels read
+        and wrote to reorder the matmul's result, or infinity if another operator or a collective followed the matmul."""
         self.host = 0.0
         """Time at which the host issues its next operation."""
         self._streams: dict[int, float] = {COMPUTE: 0.0}
@@ -140,7 +140,7 @@ class SimulatedClock:
                 self._gather_s, self._matmul_s, self._copied = self._gather_s - hidden, seconds - hidden, 0.0
             else:
                 puts_in_order = name.startswith("fused::cat")
-                if not puts_in_order or self._copied < math.inf:  # a cast, or work after a matmul, ends the overlap
+                if not puts_in_order or self._copied < math.inf:  # only a `cat` before the matmul keeps the overlap
                     self._gather_s = 0.0
                 self._copied += nbytes if puts_in_order else math.inf
 
@@ -156,7 +156,7 @@ class SimulatedClock:
         if compiled and len(ranks) == self._tensor == ranks[-1] - ranks[0] + 1:
             if name == "all_gather":
                 self._gather_s = seconds * (1 - 1 / self._tensor)
-            elif name == "reduce_scatter" and self._copied <= 2 * nbytes:  # the input is not a sum of matmuls
+            elif name == "reduce_scatter" and self._copied <= 2 * nbytes:  # its input is one matmul's result
                 hidden = min(seconds * (1 - 1 / self._tensor), self._matmul_s)
             self._copied = math.inf
         self._groups[ranks] = self._streams[stream] = begins + seconds - hidden

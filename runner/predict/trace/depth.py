@@ -16,7 +16,7 @@ Value = TypeVar("Value", int, float)
 
 LONGEST_PERIOD = 8
 ANY_DEPTH = ("blocks", "size", "root_only", "rules")
-"""Values of `wrap.kind` that treat all blocks alike. For `rules`, this holds only if no pattern matches individual blocks."""
+"""Values of `wrap.kind` that treat all blocks alike. `rules` treats them alike only if no pattern matches individual blocks."""
 SINGLE = re.compile(r"[\d?[]")
 """Characters that occur only in name patterns for individual blocks, such as `layers.1.*`, `layers.?` or `layers.[ab]`."""
 
@@ -30,7 +30,7 @@ class Depths(NamedTuple):
     front: int
     """Number of blocks at the front whose peaks are extrapolated from the peaks of the same blocks in both traced models."""
     reach: int
-    """Number of blocks at the end whose peaks are extrapolated. The blocks in the middle never have the highest peak."""
+    """Number of blocks at the end whose peaks are extrapolated. The other blocks never have the highest peak."""
 
     def at_full_depth(self, shallow: Value, deeper: Value) -> Value:
         """Extrapolate a value linearly to the full depth, given its values at the depths `shallow` and `deeper`."""
@@ -99,7 +99,7 @@ def step_peak(trace: Trace) -> PeakMemory:
 
 
 def _positions(trace: Trace, depth: int, depths: Depths) -> dict[tuple[str, int | None], tuple[Phase, int]]:
-    """Return (phase, peak bytes) in the last step, keyed by (part, block). Blocks at the end have negative numbers."""
+    """Return (phase, peak bytes) in the last step, keyed by (part, block). Blocks at the end have negative block numbers."""
     found: dict[tuple[str, int | None], tuple[Phase, int]] = {}
     for phase, total in trace.ledger.peaks().items():
         step, part, block = phase

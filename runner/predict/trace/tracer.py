@@ -73,8 +73,8 @@ def trace_depths(
     device_type: str,
     libraries: GPULibraries | None = None,
 ) -> tuple[Trace, ...]:
-    """Trace each recipe as `trace_recipe` does. If there are several, they must be equal except for the number of blocks, because
-    their traces use the same compiled code. Such traces cannot be replayed, because their first step has only one micro batch."""
+    """Trace each recipe as `trace_recipe` does. Several recipes must differ only in the number of blocks, because their traces
+    share compiled code. Traces of several recipes cannot be replayed, because their first step has only one micro batch."""
     in_first_step = 1 if len(recipes) > 1 else MICRO_BATCHES
     setting = rank, in_first_step, nodes, workers, device_type, libraries or GPULibraries()
     try:
@@ -131,7 +131,7 @@ def _trace(
 
 @contextmanager
 def _from_first_weight(recorder: Recorder, recording: ExitStack, layout: type[Parallelism]) -> Iterator[None]:
-    """Enter `recorder` just before parameters are allocated. In a real run, parameters are the first use of device memory.
+    """Enter `recorder` just before parameters are allocated. In a real run, parameters are the first tensors on the device.
     Recording stops while a further pipeline stage is wrapped, because the parameters of that stage are not allocated yet."""
     enter = cache(lambda: recording.enter_context(recorder))
 
@@ -156,8 +156,8 @@ def _from_first_weight(recorder: Recorder, recording: ExitStack, layout: type[Pa
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Collect garbage, then disable its collection as in training: tensors in reference cycles stay allocated. Silence warnings,
-    which concern real training, and logged errors, which only repeat torch's exceptions."""
+    """Collect garbage once, then disable garbage collection. As in training, tensors in reference cycles then stay allocated.
+    Silence warnings, which concern real training, and logged errors, which only repeat torch's exceptions."""
     collects, silenced = gc.isenabled(), logging.root.manager.disable
     gc.collect()
     gc.disable()

@@ -19,11 +19,11 @@ from meshrunner.runner.rundir.files import is_run
 from meshrunner.runner.sweep.combinations import varying
 
 NewReferee = Callable[[Variant, Variant], Referee]
-"""Creates the referee that tells the good variant from the bad one, with the settings of the command line."""
+"""Function that creates the referee of a good and a bad variant, with the settings of the command line."""
 
 
 def bisect(arguments: list[str]) -> int:
-    """Print the change at fault. Raise ConfigError if the ends cannot run or do not differ."""
+    """Print the first bad change. Raise ConfigError if GOOD or BAD cannot run, or if they do not differ."""
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     given, overrides = parse("bisect", arguments[:cut]), arguments[cut + 1 :]
     if given.by not in FIGURES:
@@ -47,7 +47,7 @@ def bisect(arguments: list[str]) -> int:
 
 
 def _among_overrides(good: str, bad: str, overrides: list[str], new_referee: NewReferee) -> list[str]:
-    """Return the fewest overrides of a bad run that make a good run bad. overrides: added to those of both runs."""
+    """Return the fewest overrides of a bad run that make a good run bad. overrides: further overrides for both runs."""
     own, other = (_by_key([*load_overrides(Path(end)).task, *overrides]) for end in (good, bad))
     if own == other:
         raise ConfigError(f"bisect: {good} and {bad} have the same overrides")

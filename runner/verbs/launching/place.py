@@ -30,8 +30,8 @@ def place(arguments: list[str]) -> int:
 def write_run(
     composed: Composed, workers_of: Callable[[Experiment], int], *, here: bool, dry_run: bool = False
 ) -> tuple[Experiment, dict[str, Any]]:
-    """Check a run and, unless `dry_run`, write its directory. Return the experiment and the content of plan.json. If the run does
-    not start on this machine at once (`here` is false), also predict the run."""
+    """Check a run and, unless `dry_run`, write its directory. Return the experiment and the content of plan.json. If the run
+    does not start on this machine at once (`here` is false), also predict the run."""
     with naming("checking the configuration"):
         experiment = check(composed.config)
         workers = workers_of(experiment)

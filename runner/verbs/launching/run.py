@@ -21,7 +21,7 @@ def run(arguments: list[str]) -> int:
 
         warm()  # start early: the forkserver imports torch while this process composes the configuration
         hold_stop_requests()
-    gc.disable()  # imports create little garbage and compete with the forkserver for cores
+    gc.disable()  # imports create little garbage; collecting it would slow down the forkserver
     with nullcontext() if asks else naming("composing the configuration"):
         from meshrunner.runner.config.compose import Composer
         from meshrunner.runner.verbs.reference.queries import answered
@@ -66,8 +66,8 @@ def _collect_again() -> None:
 
 
 def in_its_interpreter(run_dir: Path, *, force: bool = False) -> None:
-    """If another interpreter executes the run (`launch.python`), continue in a process of that interpreter. Predict the run
-    in that process."""
+    """If another interpreter executes the run (`launch.python`), replace this process by that interpreter, which then
+    predicts the run."""
     from meshrunner.runner.config.experiment import check
     from meshrunner.runner.config.interpreter import VARIABLE, continue_in
     from meshrunner.runner.launch.nodes import workers_here
@@ -85,7 +85,7 @@ def in_its_interpreter(run_dir: Path, *, force: bool = False) -> None:
 
 
 def execute_and_report(run_dir: Path, *, force: bool = False, prediction: Thread | None = None) -> int:
-    """Execute the run in a directory, print the result, and return the exit status. The arguments are as for `execute`."""
+    """Execute the run in a directory, print the result, and return the exit status. `execute` explains the arguments."""
     from meshrunner.runner.launch.execute import execute
     from meshrunner.runner.launch.outcome import exit_status
     from meshrunner.runner.launch.report import report

@@ -60,7 +60,7 @@ def submit_one(composed: Composed) -> int:
 
 
 def submit_again(folder: Path, overrides: Sequence[str]) -> int:
-    """Submit the unfinished runs of a directory. Use the settings of the directory's last submission, changed by `overrides`."""
+    """Submit the unfinished runs of a directory. `overrides` change the settings of the directory's last submission."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     # A run of a sweep has the settings of the sweep, unless it was submitted separately.

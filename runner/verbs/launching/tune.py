@@ -6,7 +6,7 @@ from meshrunner.runner.process.signals import hold_stop_requests
 
 
 def tune(arguments: list[str]) -> int:
-    """Search the combinations of the given values, or of a default `space` if each key has one value. May raise ConfigError."""
+    """Search the combinations of the given values, or a default `space` if each key has one value. May raise ConfigError."""
     warm()  # start early: the forkserver imports torch while this process composes the configuration
     hold_stop_requests()
     with naming("composing the configuration"):

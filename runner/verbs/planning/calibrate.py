@@ -51,7 +51,7 @@ def _show(calibration: Calibration) -> None:
     titles = ("run", "WPS per device", "fitted", "error", "predicted from the others")
     screen.print(table_of(rows, titles, numbers=True))
     for name, reason in calibration.left_out.items():
-        screen.print(f"left out: {one_line(name)}: {reason}", markup=False, soft_wrap=False)
+        screen.print(f"not used for the fit: {one_line(name)}: {reason}", markup=False, soft_wrap=False)
     screen.print()
     rows = [
         [key, f"{figures['before'][key]:.3g}", f"{value:.3g}", f"{figures['unknown_pct'][key]:.0f}%"]

@@ -71,8 +71,8 @@ def lock(arguments: list[str]) -> int:
 
 
 def derived(arguments: Sequence[str], losses: int, command: Sequence[str] = ()) -> dict[str, Sections]:
-    """Derive the facts of each run, keyed by its varying overrides. `losses`: number of steps whose losses are among the
-    facts. `command`: see `_runs`."""
+    """Derive the facts of each run, keyed by the overrides in which the runs differ. `losses`: number of steps whose losses
+    belong to the facts. `command`: see `_runs`."""
     from meshrunner.runner.predict import exact_facts
     from meshrunner.runner.sweep.combinations import configured_workers
 
@@ -113,7 +113,7 @@ def _trained(arguments: Sequence[str], steps: int) -> list[tuple[set[str], list[
 
 def _runs(arguments: Sequence[str], command: Sequence[str]) -> Iterator[tuple[list[str], dict[str, Any], str]]:
     """Yield (varying overrides, configuration, reason) for each run. `reason` says why a run is impossible; "" if it is possible.
-    `command`: all arguments of `meshrunner lock`, with which another interpreter can repeat the command."""
+    `command`: all arguments of `meshrunner lock`, so that another interpreter can repeat the command."""
     from meshrunner.runner.sweep.combinations import Target, check_batch, configured_workers, varying
 
     composer = Composer("lock", list(arguments))

@@ -1,4 +1,4 @@
-"""Reads and writes meshrunner.lock.json, and compares its facts with newly derived ones."""
+"""Read and write meshrunner.lock.json, and compare its facts with newly derived ones."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Lock(NamedTuple):
 
 
 def folded(sections: Mapping[str, T]) -> dict[str, T]:
-    """Merge sections of neighbouring blocks if their values are equal: a merged section has a name like `X of blocks 0 to 1`."""
+    """Merge the sections of neighbouring blocks if their values are equal. A merged section is named `X of blocks 0 to 1`."""
     kinds = list(dict.fromkeys(_place(section)[0] for section in sections))
     ordered = sorted(sections, key=lambda section: (kinds.index(_place(section)[0]), _place(section)[1]))
     found: dict[str, T] = {}
@@ -89,8 +89,8 @@ def _place(section: str) -> tuple[str, int]:
 
 
 def _alike(sections: Mapping[str, T], i: int, section: str) -> tuple[str, int, str]:
-    """Return a key that the sections of neighbouring blocks share if their values are equal. `i`: index of the section in
-    the order of blocks."""
+    """Return a key that the sections of neighbouring blocks share if their values are equal. `i`: index of the section after
+    sorting by kind and block."""
     kind, block = _place(section)
     return kind, block - i, repr(sections[section])
 

@@ -123,7 +123,7 @@ def _mesh(dims: dict[str, int]) -> str:
 
 
 def _exchanged(experiment: Experiment, network: Network, micro_batches: int) -> int:
-    """Return the bytes that a device sends to and receives from experts in one step, including the experts on the device."""
+    """Return the bytes that a device sends to and receives from all experts in one step, including its own experts."""
     option, total = experiment.activation_checkpoint, 0
     for block in range(len(network.block_names())):
         passes = 3 if option.recomputes(block) and option.repeats_exchange else 2  # forward, backward, recomputation
@@ -190,7 +190,7 @@ def _plan(experiment: Experiment, network: Network, plan: WrapPlan, units: Units
 
 
 def _buffers(experiment: Experiment, network: Network, units: Units, degrees: Degrees) -> Iterator[str]:
-    """Yield a line for all-gather buffers and one for reduction buffers: the peak bytes with each placement, such as max_pool."""
+    """Yield a line for all-gather buffers and one for reduction buffers. Each shows the peak bytes by placement."""
     from meshrunner.recipes.parallelism.buffers.placement import fixed_pool, max_pool, peak, scheduled
 
     in_forward = {name: units[name] for name, _ in network.named_modules() if name in units}

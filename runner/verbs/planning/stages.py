@@ -17,7 +17,7 @@ class Stage(NamedTuple):
     """A pipeline stage."""
 
     rank: int
-    """Pipeline rank that holds the stage: the index of a group of devices."""
+    """Pipeline rank: the index of the group of devices that holds the stage."""
     blocks: range
     modules: list[str]
     """Names of the stage's modules."""

@@ -53,7 +53,7 @@ def export(arguments: list[str]) -> int:
 
 
 def _newest_intact(path: Path) -> StoredCheckpoint:
-    """Return the checkpoint `path`, or the newest one of a run, whose files match their checksums."""
+    """Return the newest checkpoint whose files match their checksums. `path`: a run directory or one checkpoint."""
     found, warnings = named_checkpoints(str(path), "export")
     for warning in warnings:
         warn(warning)
@@ -66,7 +66,7 @@ def _newest_intact(path: Path) -> StoredCheckpoint:
 
 
 def _tokenizer(experiment: Experiment, stored: StoredCheckpoint) -> tuple[Tokenizer | None, dict[str, bytes]]:
-    """Return the tokenizer and its files. Warn, and return None and no files, if a run with text has no known tokenizer."""
+    """Return the tokenizer and its files, or (None, {}) if there is none. Warn if the tokenizer of a text is not known."""
     from meshrunner.recipes.data.text import PackedText
     from meshrunner.recipes.weights.export import tokenizer_files
     from meshrunner.runner.rundir import Summary

@@ -81,8 +81,8 @@ def figures(rules: Iterable[Rule]) -> list[Figure]:
 
 
 def checked(rules: Sequence[Rule], comparison: Comparison, *, strict: bool) -> tuple[bool, list[str]]:
-    """Return whether any rule fails, and lines to print. A line lists the rows that have the same outcome under a rule. If
-    `strict` is set, undecided rules fail, too."""
+    """Return whether any rule fails, and the lines to print: for each rule and outcome, a line that lists the rows with this
+    outcome. If `strict` is set, undecided rules fail, too."""
     if comparison.baseline is None:
         raise ConfigError(
             "--fail-if: there is no baseline; add --baseline KEY=VALUE, or name the baseline's directory first"

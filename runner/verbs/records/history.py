@@ -60,7 +60,7 @@ def _began(run: Run) -> str:
 
 
 def _version(run: Run) -> str:
-    """Return a text that differs between two lines of a configuration: commit (or date if unknown) and torch's version."""
+    """Return the text by which runs are grouped into lines: the commit, or the date if it is unknown, and torch's version."""
     commit = run.environment.git_commit or _began(run).partition(" ")[0]
     return f"{commit} {run.environment.packages.get('torch')}"
 

@@ -99,7 +99,7 @@ def ls(arguments: list[str]) -> int:
 
 
 def below(directories: Iterable[Path]) -> list[Path]:
-    """Return the run and sweep directories at or below directories. Raise ConfigError if one does not exist."""
+    """Return the run and sweep directories at or below the given ones. Raise ConfigError if a given one does not exist."""
     return list(dict.fromkeys(path for each in map(existing, directories) for path in _found(each, DEPTH)))
 
 

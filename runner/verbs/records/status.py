@@ -40,7 +40,7 @@ def _print_piped(runs: Sequence[Run], views: dict[Path, str]) -> None:
 
 
 def _print_for_terminal(runs: Sequence[Run], views: dict[Path, str]) -> None:
-    """Print a table with a row per run. Below it, list the runs that share a reason for their state, or a SLURM state."""
+    """Print a table with a row per run. Below, print each reason and SLURM state once, with the runs that share it."""
     screen, folders = console(), {run.path.parent for run in runs}
     labels = run_labels(runs[0].path.parent) if len(folders) == 1 else {}  # label runs by the settings that vary
     rows = []

@@ -116,7 +116,7 @@ def _columns(title: str, lines: Sequence[tuple[str, Line]], names: tuple[str, st
 
 
 def _lines(found: Difference) -> Iterator[tuple[str, Line]]:
-    """Yield (title, line) for each group of ledger lines and, if a group has several, for each line. End with the whole step."""
+    """Yield (title, line) pairs: each group, followed by its lines if it has several, and at the end the whole step."""
     for group in found.groups():
         yield group.name, group
         own = [line for line in found.lines if group_of(line.name) == group.name]

@@ -27,19 +27,19 @@ HYDRA = {
     "hydra.run.dir": "Directory of a single run, the run directory.",
     "hydra.sweep.dir": "Directory of a sweep, which contains the run directories.",
     "hydra.mode": "RUN, or MULTIRUN to sweep without -m.",
-    "hydra.sweeper.params": "The grid of a sweep: keys or groups with values, {seed: '1,2'}. Overrides win.",
+    "hydra.sweeper.params": "The grid of a sweep: values of keys or groups, as in {seed: '1,2'}. Overrides replace it.",
     "hydra.sweeper.max_batch_size": "Maximum number of jobs that a sweeper passes to the launcher at once; null: all.",
     "hydra.sweeper": "Chooses the values of a sweep: basic tries all values; the plugin hydra/sweeper=optuna searches.",
     "hydra.launcher": "Executes the runs: hydra/launcher=local on this machine, hydra/launcher=slurm as SLURM jobs.",
     "hydra.launcher._target_": "The launcher's class; hydra/launcher=NAME sets it.",
-    "hydra.searchpath": "Directories with options, besides --config-dir. Has an effect only in the primary configuration.",
+    "hydra.searchpath": "More directories with options, like --config-dir. Works only in the primary configuration.",
     "hydra.job.name": "The text that ${hydra.job.name} inserts, for example in hydra.run.dir.",
     "hydra.job.id": "The id of a single run, inserted by ${hydra.job.id}.",
     "hydra.job.num": "The number of a single run, inserted by ${hydra.job.num}. A sweep numbers its runs itself.",
     "hydra.job.config.override_dirname": "Format of ${hydra.job.override_dirname}, set by kv_sep, item_sep and exclude_keys.",
     "hydra.help": "Your own text for --help: app_name, header, footer, template.",
     "hydra.hydra_help": "Your own text for --hydra-help: hydra_help, template.",
-    "hydra": "Hydra's settings that work in meshrunner, and replacements for the settings that do not.",
+    "hydra": "Hydra's settings that work in meshrunner, and replacements for the settings that do not work.",
 }
 """Explanations of the Hydra keys that have an effect in meshrunner. Class Experiment has no fields for these keys."""
 

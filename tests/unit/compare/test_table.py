@@ -119,7 +119,7 @@ def test_losses_of_different_models_are_results(tmp_path: Path) -> None:
 
 def test_without_repeats_nothing_is_called_noise(tmp_path: Path) -> None:
     text = markdown(of(pr165(tmp_path, repeats=1), "parallelism=fsdp1"))
-    assert "| +0.5% (not tested) |" in text and "~" not in text and "3 completed runs on each side" in text
+    assert "| +0.5% (not tested) |" in text and "~" not in text and "3 completed runs of each row" in text
 
 
 def test_a_difference_beyond_noise_has_no_mark(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_the_table_leaves_out_excluded_combinations(tmp_path: Path) -> None:
     make_run(folder / "0", "steps=4")
     shown = of(folder)
     assert [run.path.name for run in shown.runs] == ["0"] and shown.keys == []
-    assert "- 2 runs left out by sweep.exclude" in markdown(shown)
+    assert "- sweep.exclude removed 2 runs from the table" in markdown(shown)
 
 
 def test_a_cell_does_not_end_its_column(tmp_path: Path) -> None:

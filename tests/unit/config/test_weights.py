@@ -186,8 +186,8 @@ WRONG: dict[str, tuple[str, Change, str]] = {
         "cannot read .*empty.*expected safetensors files",
     ),
     "no folder": ("model.weights=nowhere", lambda folder: None, "cannot read .*nowhere/model.safetensors"),
-    "tokenizer": ("data=stdlib", lambda folder: None, "trains a tokenizer on the text"),
-    "kind": ("model=hybrid_tiny model.weights=folder", lambda folder: None, "kind=hybrid has no form in Hugging Face"),
+    "tokenizer": ("data=stdlib", lambda folder: None, "trains a new tokenizer, but"),
+    "kind": ("model=hybrid_tiny model.weights=folder", lambda folder: None, "folder cannot hold a kind=hybrid model"),
 }
 """(overrides, change of the folder, the message)."""
 

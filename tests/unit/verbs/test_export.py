@@ -33,7 +33,7 @@ from tests.tokenizer_files import library_texts, odd_texts, write_tokenizer
 
 SHAPES = ("model.dim=16", "model.n_layers=2", "model.n_heads=2", "model.n_kv_heads=1", "model.ffn_dim=20", "seq_len=32")
 SMALL = (*SHAPES, "data=random", "model.vocab_size=50")
-LARGE = ("model.dim=512", "model.n_layers=10", "model.ffn_dim=2048", "model.vocab_size=2048")
+LARGE = ("model.dim=512", "model.n_layers=10", "model.ffn_dim=2048")
 
 
 def write_run(run: Path, *overrides: str) -> dict[str, Tensor]:
@@ -96,14 +96,16 @@ print(len([*Path(sys.argv[2]).glob("*.safetensors")]), peak() - before)
 
 
 @pytest.mark.slow
-def test_memory_is_one_file_and_one_tensor(tmp_path: Path) -> None:
-    values = write_run(tmp_path, "data=random", *LARGE)
+@pytest.mark.parametrize("vocab_size", [2048, 20480])
+def test_memory_is_one_file_and_one_tensor(vocab_size: int, tmp_path: Path) -> None:
+    values = write_run(tmp_path, "data=random", *LARGE, f"model.vocab_size={vocab_size}")
     (tmp_path / "out").mkdir()
     stored = tmp_path / "checkpoints" / "step-00000003"
     command = [sys.executable, "-c", MEASURED, str(stored), str(tmp_path / "out")]
     files, grown = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     total, largest = (function(value.nbytes for value in values.values()) >> 20 for function in (sum, max))
-    assert files > 10 and grown < 10 + 4 * largest + 30 < total / 2, "DCP holds the tensor it reads three times"
+    file = max(10, largest)
+    assert files > 10 and grown < file + largest + 32 < total / 2  # the modules to read and write take about 20 MiB
 
 
 NO_FAMILY: dict[str, tuple[dict[str, Any], ...]] = {

@@ -7,9 +7,9 @@ const COLOUR = {
   parameters: "#0072B2", optimizer: "#009E73", gradients: "#D55E00", activations: "#E69F00",
   unsharded: "#56B4E9", communication: "#CC79A7", logits: "#F0E442", temporary: "#8C8C8C",
 };
-const ROWS = 4;  // most rows of part names
+const ROWS = 4;  // maximum number of rows of part names
 const FLAT = 0.25;  // if memory peaks below this share of the limit, scale the chart to the step
-const LIMITS = [["limit", 1, DATA?.capacity], ["device", 0, DATA?.memory]]  // name, dashes, GiB
+const LIMITS = [["limit", 1, DATA?.capacity], ["device", 0, DATA?.memory]]  // name, 1 if dashed, GiB
   .filter(([name]) => name !== "device" || DATA?.memory > DATA?.capacity);
 
 const within = (value, low, high) => Math.max(low, Math.min(value, high));
@@ -53,7 +53,7 @@ function redraw() {
   follow(box, svg, area, x);
 }
 
-/** Draw a strip of the step's parts below the chart, name the longest parts first while there is room, and return its end. */
+/** Draw a strip of the step's parts below the chart, and name the longest parts if there is room. Return the total height. */
 function drawParts(svg, { left, right, top, bottom }, x) {
   const strip = add(svg, "g"), taken = Array.from({ length: ROWS }, () => []), named = new Set();
   let line = left;
@@ -103,7 +103,7 @@ function follow(box, svg, { left, right, top, bottom }, x) {
   };
   svg.addEventListener("pointerdown", point);
   svg.addEventListener("pointermove", point);
-  svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && show(highest));  // else a touch: keep it
+  svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && show(highest));  // a touch keeps the line
   show(highest);
 }
 

@@ -26,7 +26,7 @@ def write_page(
     remarks: Sequence[str],
     timeline: Timeline | None,
 ) -> None:
-    """Write the page, or raise ConfigError. `figures` are (name, value) pairs; `findings` and `remarks` are paragraphs."""
+    """Write the page. Raise ConfigError if writing fails. figures: pairs (name, value). findings, remarks: paragraphs."""
 
     def paragraphs(lines: Sequence[str]) -> str:
         return "".join(f"<p>{escape(line)}</p>" for line in lines)

@@ -108,7 +108,7 @@ def test_number_of_sequences_is_rounded_to_global_batches_and_limited_by_the_tex
     batches, remark = judged(3, sequences=4)
     assert batches == 2 and remark is not None and "4 is rounded up to 6" in remark
     batches, remark = judged(5, sequences=1000)
-    assert batches > 1 and remark is not None and f"enough for {5 * batches} of 1000 sequences" in remark
+    assert batches > 1 and remark is not None and f"has only {5 * batches} of 1000 sequences" in remark
     with pytest.raises(ConfigError, match=r"one global batch has 1000; raise eval\.share"):
         judged(1000, sequences=1)
 

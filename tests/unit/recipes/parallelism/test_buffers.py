@@ -27,7 +27,7 @@ def says(*overrides: str) -> str:
 @pytest.mark.parametrize("buffers", ["process_group", "symmetric"])
 def test_nccl_memory_needs_a_gpu_and_a_torch_that_supports_it(buffers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = experiment(f"parallelism.buffers={buffers}")
-    assert f"{buffers} is allocated by NCCL and needs a GPU; use dynamic, max_pool or scheduled" in says(
+    assert f"NCCL allocates {buffers} buffers and needs a GPU; use dynamic, max_pool or scheduled" in says(
         f"parallelism.buffers={buffers}"
     )
     assert given.parallelism.unsupported("cuda") is None

@@ -151,7 +151,7 @@ def test_supported_settings_are_accepted(overrides: str) -> None:
         ("[{match:Block},{match:layers.*.feed_forward}]", "'layers.0.feed_forward' cannot be a unit inside 'layers.0'"),
         (
             "[{match:Block,reshard_after_forward:2}]",
-            "with zero=3 either reshards a unit fully or not at all; set reshard_after_forward of 'layers.0' to null",
+            "with zero=3 reshards a unit either fully or not at all; set reshard_after_forward of 'layers.0' to null",
         ),
     ],
 )
