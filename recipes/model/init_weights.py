@@ -63,7 +63,7 @@ class Initialiser:
         return materialise
 
     def reset_buffers(self) -> None:
-        """Let the network compute its buffers. All buffers, and all other tensors that the network creates, are on the device."""
+        """Let the network compute its buffers on the device. Other tensors created meanwhile are there, too."""
         for module in self.network.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.device.type != self.device.type:

@@ -49,7 +49,8 @@ def squared_norm(trained: Sequence[Trainable], device: torch.device | None = Non
 
 @torch.no_grad()
 def clip_by_norm(trained: Sequence[Trainable], norm: Tensor, max_norm: float) -> None:
-    """Scale gradients in place if `norm` exceeds `max_norm`. The host waits for the device only if gradients are on the host."""
+    """Scale gradients in place if `norm` exceeds `max_norm`. The host waits for the device only if gradients are
+    in host memory, because scaling them there needs the value of `norm`."""
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     if gradients := local_gradients(trained):  # a pipeline stage may have no gradients
         torch._foreach_mul_(gradients, factor.to(gradients[0].device))

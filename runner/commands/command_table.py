@@ -81,8 +81,8 @@ _COMMANDS = (
         "launching/bisect",
         "find the commit, version or setting that made runs worse",
         (
-            Argument("good", "GOOD", "a revision, run directory or value of the sweep that is good", value="text"),
-            Argument("bad", "BAD", "a revision, run directory or value of the sweep that is bad", value="text"),
+            Argument("good", "GOOD", "a good revision, run directory, or value of the swept key", value="text"),
+            Argument("bad", "BAD", "a bad revision, run directory, or value of the swept key", value="text"),
             Argument("overrides", "-- OVERRIDES", "overrides, such as -- model=mine steps=30", "any", "text"),
         ),
         (
@@ -215,7 +215,7 @@ _COMMANDS = (
         "explain the difference in speed and memory between two runs",
         (
             Argument("baseline", "BASELINE", "a run directory; to name a row of a sweep, give any run of this row"),
-            Argument("row", "RUN", "the run directory to compare; default: the prediction for BASELINE", "optional"),
+            Argument("row", "RUN", "the run directory to compare; default: the prediction of BASELINE", "optional"),
         ),
         (Flag("--json", "print a JSON object with the explanation and all lines of its tables"),),
         description="Runs with sweep.explain=true are explained from a trace of their last steps, others from predictions.",
@@ -241,7 +241,7 @@ _COMMANDS = (
     ),
     Command(
         "records/status",
-        "show the progress of every run, even while the run is executing",
+        "show the progress of every run, including runs that are executing",
         (DIRECTORIES,),
         examples=("status sweeps/layouts",),
     ),
@@ -272,8 +272,8 @@ _COMMANDS = (
             Flag("--dtype", "dtype of the weights; default: fp32", "DTYPE", ("fp32", "bf16"), default="fp32"),
             Flag("--file-gib", "size of a safetensors file in GiB; default: 4", "N", "number", default=4),
         ),
-        description="Write the weights, the configuration and the tokenizer. The library transformers and programs "
-        "that build on it load the folder. One process reads the checkpoint tensor by tensor, without a GPU.",
+        description="Write a folder with the weights, the configuration and the tokenizer, for the `transformers` library "
+        "and programs that build on it. One process reads the checkpoint tensor by tensor, without a GPU.",
         examples=("export runs/2026-11-02/10-15-00-3fa2c1 exported --dtype bf16",),
     ),
     Command(

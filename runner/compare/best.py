@@ -20,7 +20,7 @@ WORK = {"matmul": "matmuls", "attention": "attention", "memory": "elementwise wo
 
 
 class Candidate(NamedTuple):
-    """A row that may be the best of its cell. Measured rows rank first, then rows that fit. Equal rows are ranked by speed."""
+    """A row that may be the best of its cell. Measured rows rank first, then rows that fit. Ties are ranked by speed."""
 
     measured: bool
     fits: bool

@@ -27,7 +27,7 @@ from meshrunner.runner.figures import figure_of, number
 
 WPS = figure_of("perf/wps")
 KINDS = {kind: WORK[kind] for kind in ("matmul", "attention", "optimizer")} | {"experts": WORK["matmul"]}
-"""Lines of a prediction, keyed by the last word of a traced line's name. All other traced compute is elementwise work."""
+"""Lines of a prediction that a kind of traced compute covers, keyed by kind. All other kinds count as elementwise work."""
 SURE = 2.0
 """Number of standard errors by which the speeds of single runs must differ before a cause is named."""
 BLOCK = re.compile(r"(?<=\.)\d+(?=\.|$)")

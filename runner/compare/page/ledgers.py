@@ -39,7 +39,7 @@ def traces(row: Row) -> list[tuple[Run, Explanation]]:
 
 
 def traced(row: Row) -> dict[str, float]:
-    """Return the median seconds of each line in the traced steps, and the rest of the step as UNEXPLAINED; {} without a trace."""
+    """Return the median seconds of each ledger line in the traced steps. UNEXPLAINED is the rest of it. {} without a trace."""
     found: list[dict[str, list[float]]] = []
     for run, trace in traces(row):
         predicted = run.figures.get("perf/communication_s_median")  # an emulated run waits for no other rank
