@@ -165,7 +165,7 @@ def lines(ranked: Sequence[Ranked], width: int) -> Iterator[str]:
     below = ["", *(f"{title}: {LEGEND[title]}" for title in cells if title in LEGEND)]
     below += [f"speed: {first_of(bases, LISTED, '; ')}"] * bool(bases)
     if any(each.mark == WITHIN_ERROR for each in ranked):
-        below.append(f"~ {WITHIN_ERROR}: differs from the first row's speed by less than predictions err")
+        below.append(f"~ {WITHIN_ERROR}: differs from the first row's speed by less than the error of predictions")
     parts = {part for part, mark in OTHER.items() for each in ranked if each.mark == mark}
     below += other_workloads(parts, [each.run for each in ranked])
     for line in below:

@@ -64,7 +64,7 @@ def test_speeds_closer_than_the_error_are_marked() -> None:
     first = ranked(forecast("fits", None, 1.0))
     assert marks(first, first) == [(None, "")] * 2, "speeds of CPUs are not known"
     (text,) = [line for line in lines([_against(each, fits[0]) for each in fits], 200) if line.startswith("~")]
-    assert text == "~ within error: differs from the first row's speed by less than predictions err"
+    assert text == "~ within error: differs from the first row's speed by less than the error of predictions"
 
 
 def test_unlike_work_is_not_compared() -> None:
