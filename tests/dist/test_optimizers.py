@@ -238,6 +238,7 @@ def test_parameter_groups_load_in_every_layout(keys: str, tmp_path: Path) -> Non
         assert found == [{each: [] for each in names}] * world
 
 
+@pytest.mark.slow
 def test_a_checkpoint_from_before_no_decay_loads(tmp_path: Path) -> None:
     world, layout = LAYOUTS["fsdp1-2"]
     on_ranks(world, save, tmp_path / "old", tuple(layout.split()))

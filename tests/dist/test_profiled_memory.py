@@ -104,10 +104,12 @@ def test_plan_equals_profiled_runs(world: int) -> None:
     _compare(world, [drawn(world, seed) for seed in RANDOM[world]])
 
 
+@pytest.mark.slow
 def test_plan_equals_profiled_runs_with_frozen_parameters_pools_and_split_matmuls() -> None:
     _compare(2, [[*SMALL, "global_batch=null", "launch.workers=2", *each.split()] for each in SOME])
 
 
+@pytest.mark.slow(sampled=True)
 def test_plan_equals_profiled_runs_that_read_weights() -> None:
     shapes = ["model=hf", f"model.path={saved('qwen3')}", "seq_len=48", "micro_batch=1", "launch.workers=2"]
     _compare(2, [[*shapes, f"parallelism={each}"] for each in ("ddp", "fsdp1", "fsdp2", "tp")])

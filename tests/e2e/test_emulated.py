@@ -29,6 +29,7 @@ def test_memory_equals_the_plan_and_the_table_says_emulated(folder: Path) -> Non
     assert [row["loss_why"] for row in found[1:]] == ["an emulated rank has no loss"] * 2
 
 
+@pytest.mark.slow(sampled=True)
 def test_an_emulated_rank_has_no_loss_and_no_tracker(folder: Path) -> None:
     ended = run(
         "launch.nodes=4", "launch.workers=8", "launch.emulate=31", "parallelism=ddp", "tracker=wandb", cwd=folder

@@ -15,6 +15,7 @@ EVAL = ("eval=held_out", "eval.every=2", "eval.sequences=7", "steps=6", "model.d
 pytestmark = pytest.mark.usefixtures("cache")
 
 
+@pytest.mark.slow(sampled=True)
 def test_held_out_loss_is_printed_recorded_and_leaves_training_as_it_is(tmp_path: Path) -> None:
     ended = run(*EVAL, run_dir="with", cwd=tmp_path)
     assert ended.code == 0, ended

@@ -627,6 +627,7 @@ def test_resume_after_a_failure(folder: Path) -> None:
     assert not (folder / "out" / "error.json").exists()
 
 
+@pytest.mark.slow(sampled=True)
 def test_a_model_that_exceeds_the_hosts_memory_is_refused_before_it_is_allocated(tmp_path: Path) -> None:
     ended = meshrunner("run", *TINY, "launch.host_memory_gib=1e-5", "hydra.run.dir=out", cwd=tmp_path)
     assert ended.code == 1 and status(tmp_path / "out")["state"] == "oom", ended

@@ -88,6 +88,7 @@ def test_a_placed_run_on_named_hardware_is_predicted(folder: Path) -> None:
     assert read(folder / "out" / "plan.json")["verdict"] == "fits"
 
 
+@pytest.mark.slow(sampled=True)
 def test_a_grid_is_ranked(folder: Path) -> None:
     grid = (f"micro_batch={LARGE},1", "parallelism.tensor=1,3", "launch.host_memory_gib=0.5")
     ended = meshrunner("plan", "-m", *TINY, *grid, "--active", "--json", cwd=folder)

@@ -345,6 +345,7 @@ print(json.dumps({
 """In a process of its own: TensorBoard's imports warn about what they use."""
 
 
+@pytest.mark.slow
 def test_tensorboards_hparams_tab_has_settings_and_results(tmp_path: Path) -> None:
     """Two runs of a sweep, one of them resumed; what the tab shows is asked of TensorBoard itself."""
     for name, state in (("000", "completed"), ("001", "oom")):
@@ -394,6 +395,7 @@ print(json.dumps(sorted(({
 """
 
 
+@pytest.mark.slow
 def test_several_trackers_each_show_the_run(tmp_path: Path) -> None:
     run = Several(tmp_path / "run", wandb={"kind": "wandb"}, tensorboard={"kind": "tensorboard"}).begin().train(1, 3)
     run.finish()

@@ -61,6 +61,7 @@ def hardware() -> GPU:
     return found
 
 
+@pytest.mark.slow(sampled=True)
 def test_planted_constants_are_found() -> None:
     runs = [observed(name) for name in COMBINATIONS]
     assert max(abs(each.workload.wps(hardware()) / each.wps - 1) for each in runs) > 0.1

@@ -167,8 +167,8 @@ def test_gpus_that_cannot_expand_segments_get_fixed_segments(name: str, monkeypa
     warning = device.fall_back()
     fixed = f"max_split_size_mb:64,{FIXED}"
     assert device.settings == [fixed] and os.environ[name] == fixed and device.allocations == 2
-    assert warning and "(CUDA driver error: operation not supported), and this run used " in warning
-    assert f"set launch.env.{name}={fixed} so that" in warning and "cuMemCreate" not in warning
+    assert warning and f"this run used {fixed}" in warning and "(CUDA driver error: operation not supported)" in warning
+    assert f"Set launch.env.{name}={fixed}, so that" in warning and "cuMemCreate" not in warning
 
 
 def test_segments_stay_expandable_if_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

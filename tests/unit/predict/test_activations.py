@@ -56,6 +56,7 @@ def test_full_keeps_only_the_input() -> None:
     )  # the products that a product or an addition follows are not needed again
 
 
+@pytest.mark.slow
 def test_selective_op_keeps_what_is_listed() -> None:
     assert only(SELECTIVE).kept.operators == {ATTENTION: (2, 2), "mm": (4, 7)}
     kept = only(SELECTIVE, "activation_checkpoint.save=[{op:aten.silu}]").kept
@@ -126,6 +127,7 @@ def test_a_block_adds_to_memory_what_it_keeps_and_its_input(overrides: tuple[str
         assert largest_block_bytes(found) == kept[0].nbytes + stream
 
 
+@pytest.mark.slow
 def test_results_of_a_function_with_its_own_backward_are_kept() -> None:
     dense, experts = kinds(*ON_CPU, "model=moe_tiny", SELECTIVE)
     assert (dense.name, experts.name) == ("Block", "ExpertBlock")

@@ -153,6 +153,7 @@ def drawn(file: Path) -> Any:
     return json.loads(data)
 
 
+@pytest.mark.slow
 def test_a_page_with_memory_over_the_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The chart peaks at the figure of the terminal; with --active the model is traced at full depth without reserved memory."""
     deep = ("hardware=h100_80gb", *SMALL, "model.n_layers=12", "--html", str(tmp_path / "page.html"))

@@ -194,6 +194,7 @@ def test_custom_layout() -> None:
     assert more[0] - more[1] == pytest.approx(4 * of_a_block)
 
 
+@pytest.mark.slow
 def test_custom_model_and_loss() -> None:
     """That of 2024 keeps more of the norm, and the logits in fp32."""
     outside = ("loss.kind=tests.titan2024:Logits", "parallelism.kind=tests.titan2024:FSDP2Then")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from meshrunner.runner.config.devices import expected_devices
 from meshrunner.runner.config.hardware import GPU
 from meshrunner.runner.predict.predict import predict
 from tests.composed import SMALL, experiment
 
 
+@pytest.mark.slow
 def test_speeds_on_variants_equal_those_on_devices_with_these_rates() -> None:
     chosen = experiment("hardware=h100_80gb", "launch.workers=2", "parallelism=fsdp2", *SMALL)
     device = expected_devices(chosen)

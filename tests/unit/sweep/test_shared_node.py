@@ -71,6 +71,7 @@ def test_names_that_torch_rejects_are_not_counted(monkeypatch: pytest.MonkeyPatc
     assert visible_gpus() == ["4", "5"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_sweep_devices_counts_visible_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-1f,7")

@@ -104,6 +104,7 @@ def test_the_answer_is_near_the_fastest(
     assert "meshrunner run --config-dir sweep experiment=best" in said
 
 
+@pytest.mark.slow
 def test_half_the_true_matmul_rate_does_not_mislead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(4)
     machine.constants[0, 0] = math.log(2.0)
@@ -111,6 +112,7 @@ def test_half_the_true_matmul_rate_does_not_mislead(folder: Path, monkeypatch: p
     assert behind(machine, best(folder)) <= 0.02
 
 
+@pytest.mark.slow(sampled=True)
 def test_a_tune_that_was_killed_continues(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(5)
     for number in (0, 1, 3, 4, 9, 14):
@@ -142,6 +144,7 @@ def test_out_of_memory_rules_out_what_needs_more(
     assert ": oom" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_layout_that_hangs_is_named_and_left_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +190,7 @@ def test_out_of_memory_near_the_limit_rules_out_no_measured_combination(
     assert machine.fits(best(folder))
 
 
+@pytest.mark.slow
 def test_what_is_left_out_gets_its_reason(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

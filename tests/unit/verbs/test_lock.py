@@ -160,6 +160,7 @@ def test_neighbouring_blocks_with_equal_facts_are_one_section() -> None:
     assert unfolded(short) == sections
 
 
+@pytest.mark.slow(sampled=True)
 def test_check_returns_3_and_update_accepts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

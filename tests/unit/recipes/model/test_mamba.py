@@ -128,6 +128,7 @@ def test_no_token_sees_a_later_one() -> None:
     assert torch.equal(before[:, :13], after[:, :13]) and not torch.equal(before[:, 13:], after[:, 13:])
 
 
+@pytest.mark.slow
 def test_mixer_compiles_into_one_graph() -> None:
     torch._dynamo.reset()
     layer, u = mamba(torch.float32), torch.randn(2, 21, 12)
