@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 
 from meshrunner.recipes.model.decoder import Experts
 from meshrunner.recipes.model.experts import grouped_rows as ops
+from meshrunner.recipes.model.init_weights import local_part
 from meshrunner.recipes.model.network import Network
 from meshrunner.recipes.model.tensor_plan import SplitParameters, TensorPlan, matmul_styles, stream_placement
 from meshrunner.recipes.model.transformer import FeedForward, in_compute_dtype
@@ -81,7 +82,7 @@ class GroupedExperts(nn.Module):
 
     def forward(self, rows: Tensor, load: Tensor) -> Tensor:
         """Apply each expert to its rows. rows: [rows, dim], sorted by expert; load: rows per expert, [experts], int64."""
-        weights = [w.to_local() if isinstance(w, DTensor) else w for w in (self.w1, self.w3, self.w2)]
+        weights = [local_part(w) for w in (self.w1, self.w3, self.w2)]
         if self.group is not None:
             weights = [ops.ScaleGradient.apply(w, 1 / self.group.size()) for w in weights]  # type: ignore[no-untyped-call]
         if ops.leaves_empty_groups(rows.device):
